@@ -1,0 +1,60 @@
+// Files as a parameter: everything NoVoHT does to a disk goes through these two interfaces, so that a test can own the
+// disk (MemoryFiles in novoht/base/memory_files.h tears, loses, refuses and garbles).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "novoht/base/bytes.h"
+#include "novoht/base/result.h"
+
+namespace base {
+
+// One open file. One thread at a time, except sync(), which may run on another thread beside write_at().
+// Every error names the file and the offset.
+class File {
+ public:
+  virtual ~File() = default;
+  // Reads up to `size` bytes at `offset` into `to`; returns how many, fewer only at the end of the file.
+  virtual Result<std::size_t> read_at(std::uint64_t offset, char* to, std::size_t size) = 0;
+  // Writes all of `data` at `offset`, growing the file as needed. no_space or io: some of it may have been written.
+  virtual Result<void> write_at(std::uint64_t offset, Bytes data) = 0;
+  // Returns when everything written before the call survives a loss of power (fdatasync). After a failure nothing
+  // written since the last success may be trusted, and calling again proves nothing.
+  virtual Result<void> sync() = 0;
+  virtual Result<std::uint64_t> size() = 0;
+  virtual Result<void> truncate(std::uint64_t size) = 0;
+  // Makes the file `size` bytes long, the new bytes zero AND backed by disk blocks, so that a later write into them
+  // cannot fail for lack of space. no_space leaves the file as it was.
+  virtual Result<void> reserve(std::uint64_t size) = 0;
+};
+
+enum class OpenMode { read, read_write, create, create_new };  // create: read_write, made when absent
+
+// A held lock; released by destruction, and by the death of the process.
+class FileLock {
+ public:
+  virtual ~FileLock() = default;
+};
+
+class FileSystem {
+ public:
+  virtual ~FileSystem() = default;
+  virtual Result<std::unique_ptr<File>> open(const std::string& path, OpenMode mode) = 0;
+  virtual Result<bool> exists(const std::string& path) = 0;
+  virtual Result<void> rename(const std::string& from, const std::string& to) = 0;  // replaces `to` atomically
+  virtual Result<void> remove(const std::string& path) = 0;
+  virtual Result<std::vector<std::string>> list(const std::string& folder) = 0;  // names, sorted
+  virtual Result<void> make_folder(const std::string& path) = 0;                 // and its parents; fine when there
+  virtual Result<void> sync_folder(const std::string& path) = 0;                 // names survive a loss of power
+  // Takes the file's exclusive lock, made when absent. conflict when another process (or File) holds it; the message
+  // names the holder's pid where known.
+  virtual Result<std::unique_ptr<FileLock>> lock(const std::string& path) = 0;
+};
+
+// The operating system's files. Any thread.
+std::unique_ptr<FileSystem> real_files();
+
+}  // namespace base

@@ -1,0 +1,179 @@
+// NoVoHT: tables of keys and values in memory, over one log on disk.
+//
+// A Store is a folder: a log of checksummed records in segments, shared by all the store's tables, and a checkpoint for
+// each table. A change is one record: it names the table, carries the next version (the table's own sequence number),
+// the changed keys, and a note that belongs to the embedder. It is applied to memory at once and written with the next
+// flush(): one write for everything a round changed, and, when asked, one sync. That is group commit.
+//
+//   auto files = base::real_files();
+//   TRY_LET(store, novoht::Store::open(*files, "/var/lib/mine", {}));
+//   TRY(store->apply(TableId{0}, std::array{Change::insert("k", "v"), Change::append("log", "line\n")}));
+//   TRY(store->flush());   // a killed process loses nothing from here on
+//   TRY(store->sync());    // nor does a loss of power
+//
+// Single writer: one thread at a time may call a Store (SyncJob::run excepted). Source: [NoVoHT] II, [ZHT] 2.8.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "novoht/base/bytes.h"
+#include "novoht/base/clock.h"
+#include "novoht/base/file.h"
+#include "novoht/base/result.h"
+
+namespace novoht {
+
+using base::Bytes;
+using base::Code;
+using base::Result;
+
+enum class TableId : std::uint32_t {};
+using Version = std::uint64_t;  // of a table: 1 for its first record, one more for each; of a key: its last record's
+
+inline constexpr std::size_t kMaxKeySize = 65'535;
+inline constexpr std::size_t kMaxValueSize = std::size_t{1} << 30;  // of one change; a value may grow past it by append
+inline constexpr std::size_t kMaxRecordSize = (std::size_t{1} << 30) + (std::size_t{1} << 20);
+
+// One key's change. insert: the value becomes this one fragment. append: one fragment more (the key is made when
+// absent; an existing key keeps its expiry). remove: the key goes, if there.
+struct Change {
+  enum class Kind : std::uint8_t { insert = 1, append = 2, remove = 3 };
+  Kind kind = Kind::insert;
+  Bytes key;
+  Bytes value;                             // insert, append
+  base::WallTime expires = base::kNever;   // insert, and append to an absent key; milliseconds are kept
+  static Change insert(Bytes key, Bytes value, base::WallTime expires = base::kNever) { return {Kind::insert, key, value, expires}; }
+  static Change append(Bytes key, Bytes value) { return {Kind::append, key, value, base::kNever}; }
+  static Change remove(Bytes key) { return {Kind::remove, key, {}, base::kNever}; }
+};
+
+// A value as it lies in the store. Valid until the next call that changes the store.
+class ValueView {
+ public:
+  std::uint64_t size() const { return size_; }                      // bytes in all
+  std::uint32_t fragment_count() const { return fragment_count_; }  // 1 after insert, one more for each append
+  Version version() const { return version_; }
+  base::WallTime expires() const { return expires_; }
+  // Offset just past fragment `index` (0..fragment_count()-1).
+  std::uint64_t fragment_end(std::uint32_t index) const;
+  // The whole value where it lies in one piece, else nothing: then read() copies it.
+  std::optional<Bytes> contiguous() const;
+  // Appends bytes [offset, offset + size) to `out`; less where the value ends sooner. corrupt, io: only for values kept
+  // on disk; `out` is unchanged.
+  Result<void> read(std::uint64_t offset, std::uint64_t size, std::string& out) const;
+
+ private:
+  friend class Store;
+  const void* entry_ = nullptr;  // the index's own
+  std::uint64_t size_ = 0;
+  std::uint32_t fragment_count_ = 0;
+  Version version_ = 0;
+  base::WallTime expires_{};
+};
+
+// What an embedder keeps beside the tables and wants back after a crash: called while a store opens, for one table in
+// the order: restore (when there is a checkpoint), then replay for every later record; and attachment() when a
+// checkpoint is taken. On the thread that opened or maintains the store.
+class Companion {
+ public:
+  virtual ~Companion() = default;
+  virtual Result<void> restore(TableId table, Bytes attachment) = 0;
+  virtual Result<void> replay(TableId table, Version version, std::uint64_t epoch, Bytes note) = 0;
+  virtual std::string attachment(TableId table) = 0;
+};
+
+struct Options {
+  bool create = true;                                  // make the folder and the store when absent
+  bool read_only = false;                              // verify and inspect: changes nothing, takes no lock
+  std::uint64_t segment_size = std::uint64_t{64} << 20;  // bytes of a full log segment; the first ones are smaller
+  // Checkpoint and drop segments when the log is this many times the live data (and at least four segments).
+  double log_slack = 2.0;
+  std::size_t max_key_size = kMaxKeySize;
+  std::size_t max_value_size = kMaxValueSize;
+  Companion* companion = nullptr;  // outlives the store
+};
+
+struct Statistics {
+  std::uint64_t tables = 0, keys = 0, live_bytes = 0;  // keys + values
+  std::uint64_t memory_bytes = 0;                      // what the index and values take
+  std::uint64_t log_bytes = 0, checkpoint_bytes = 0, segments = 0;
+  std::uint64_t records = 0, flushes = 0, syncs = 0, checkpoints = 0;  // since open
+  std::uint64_t recovered_records = 0, recovered_bytes = 0, torn_bytes_cut = 0;
+};
+
+struct ScanEntry {
+  std::string key;
+  Version version = 0;
+  std::uint64_t size = 0;
+};
+struct ScanPage {
+  std::vector<ScanEntry> entries;
+  std::uint64_t cursor = 0;  // 0: that was all
+};
+
+// A sync that another thread may run while the owner goes on writing.
+class SyncJob {
+ public:
+  virtual ~SyncJob() = default;
+  virtual Result<void> run() = 0;  // any one thread, once; blocks
+};
+
+class Store {
+ public:
+  // Opens (or makes) the store in `folder` and recovers it: checkpoints, then the log's records. A torn tail, which a
+  // crash leaves, is cut. Errors: invalid (the folder is not a store, an option is out of range), conflict (another
+  // process has it open: its pid), unsupported (a newer format: which), corrupt (damage that a crash cannot explain:
+  // file, offset, what was expected), no_space, io. Nothing is changed on disk by a failing open.
+  static Result<std::unique_ptr<Store>> open(base::FileSystem& files, std::string folder, Options options);
+  virtual ~Store() = default;  // flushes; does not sync
+
+  // Expired keys are absent to everything below from the moment set_now() passes their expiry. They take room until a
+  // remove (see expired()).
+  virtual void set_now(base::WallTime now) = 0;
+
+  virtual std::optional<ValueView> lookup(TableId table, Bytes key) const = 0;
+  // The table's own version (last record's number); a later change's version is always greater.
+  virtual Version version(TableId table) const = 0;
+  virtual std::uint64_t epoch(TableId table) const = 0;  // of its last record; 0: none
+  virtual std::vector<TableId> tables() const = 0;       // that hold a record or a checkpoint
+
+  // Applies `changes` to `table` as one record: all or, after an error, none. Later changes see earlier ones. `note` is
+  // kept with the record and handed to Companion::replay; `epoch` is the embedder's and may only grow. May be empty of
+  // changes (a record of a note alone). Memory has it at once, the disk with the next flush(). Room for it on disk is
+  // taken before anything changes. Returns the new version. Errors, nothing changed: invalid (a size over its limit,
+  // an empty key), no_space; io once a flush or sync has failed: such a store only reads, until it is opened again.
+  virtual Result<Version> apply(TableId table, std::span<const Change> changes, Bytes note = {}, std::uint64_t epoch = 0) = 0;
+
+  // Writes every record applied since the last flush with one write. io: the store only reads from now on; what was
+  // not yet flushed may or may not be there after the next open.
+  virtual Result<void> flush() = 0;
+  // flush(), then everything survives a loss of power. Errors as flush().
+  virtual Result<void> sync() = 0;
+  // flush(), then the sync itself as a job for another thread; finish_sync() afterwards, on this one.
+  virtual Result<std::unique_ptr<SyncJob>> begin_sync() = 0;
+  virtual void finish_sync(const Result<void>& outcome) = 0;
+  virtual bool dirty() const = 0;  // something was flushed or applied since the last successful sync
+
+  // A slice of housekeeping (checkpoint, dropping old segments, growing the index), about `budget` long. Returns whether
+  // there is more to do. Errors: no_space, io, also recorded in the statistics; the store goes on.
+  virtual Result<bool> maintain(base::Duration budget) = 0;
+  // Takes checkpoints of all tables now and drops the log they make needless.
+  virtual Result<void> compact() = 0;
+
+  // Keys of `table`, `limit` at most, from `cursor` (0: the start). A key present during a whole scan is returned at
+  // least once.
+  virtual ScanPage scan(TableId table, std::uint64_t cursor, std::size_t limit, Bytes prefix = {}) const = 0;
+  // Up to `limit` keys of `table` whose time has passed.
+  virtual std::vector<std::string> expired(TableId table, std::size_t limit) const = 0;
+  // Forgets a table and its files.
+  virtual Result<void> drop(TableId table) = 0;
+  virtual Statistics statistics() const = 0;
+};
+
+}  // namespace novoht
