@@ -19,6 +19,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "zht/types.h"
 
@@ -33,6 +34,7 @@ class Transaction {
     Version version = 0;  // 0: changed by this very request
     std::uint64_t size = 0;
     std::uint32_t fragment_count = 0;
+    std::vector<std::uint32_t> fragments;  // sizes of those inside `value`, in order, when there is more than one
     base::WallTime expires = base::kNever;
   };
   virtual ~Transaction() = default;
