@@ -1,0 +1,243 @@
+"""Where the peers come from, and how a system under test is started and ended.
+
+A peer's program is the one on the path, else the one in build/peers, else its Debian package is downloaded and unpacked
+there: nothing is installed, and no service is started by a package's scripts. Servers listen on loopback, on a port that
+was free a moment ago, keep their files in a folder of ours, and are ended by the process id that we started.
+"""
+import contextlib
+import glob
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+TREE = os.path.realpath(os.path.join(os.path.dirname(__file__), ".."))
+PEERS = os.path.join(TREE, "build", "peers")
+DEADLINE = 30  # seconds for a server to answer, or to end
+
+
+class Unavailable(Exception):
+    """A system that cannot be measured here; the text says why."""
+
+
+def fetch(*packages):
+    """Downloads Debian packages (with what they need and this machine lacks) and unpacks them under build/peers."""
+    if shutil.which("apt-get") is None:
+        raise Unavailable(f"no apt-get to fetch {' '.join(packages)} with")
+    archives = os.path.join(PEERS, "archives")
+    os.makedirs(os.path.join(archives, "partial"), exist_ok=True)
+    print(f"fetching {' '.join(packages)} (Debian packages, unpacked in build/peers)", file=sys.stderr)
+    done = subprocess.run(["apt-get", "install", "--download-only", "--yes", "--no-install-recommends",
+                           "-o", "Debug::NoLocking=1", "-o", "Dir::Cache::archives=" + archives, *packages],
+                          capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    if done.returncode != 0:
+        reason = (done.stderr.strip().splitlines() or ["unknown reason"])[-1]
+        raise Unavailable(f"apt-get cannot fetch {' '.join(packages)}: {reason}; run apt-get update")
+    for package in glob.glob(os.path.join(archives, "*.deb")):
+        subprocess.run(["dpkg", "-x", package, PEERS], check=True, stdin=subprocess.DEVNULL)
+        os.remove(package)
+
+
+def libraries():
+    """The environment in which unpacked programs find their unpacked libraries."""
+    paths = glob.glob(os.path.join(PEERS, "usr", "lib", "*-linux-gnu"))
+    return dict(os.environ, LD_LIBRARY_PATH=os.pathsep.join(paths + [os.environ.get("LD_LIBRARY_PATH", "")]).strip(":"))
+
+
+def program(name, package, may_fetch):
+    """Path of a peer's program."""
+    places = [shutil.which(name), os.path.join(PEERS, "usr", "bin", name), os.path.join(PEERS, "usr", "sbin", name)]
+    for place in places:
+        if place and os.path.exists(place):
+            return place
+    if not may_fetch:
+        raise Unavailable(f"no {name} on the path (Debian package {package})")
+    fetch(package)
+    for place in places[1:]:
+        if os.path.exists(place):
+            return place
+    raise Unavailable(f"package {package} holds no program {name}")
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_for(condition, what, process=None, deadline=DEADLINE):
+    end = time.monotonic() + deadline
+    while not condition():
+        if process is not None and process.poll() is not None:
+            raise Unavailable(f"{what}: the server ended with {process.returncode}")
+        if time.monotonic() > end:
+            raise Unavailable(f"{what}: nothing after {deadline} s")
+        time.sleep(0.02)
+
+
+def answers(port):
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+    return False
+
+
+def pinned(core):
+    """A preexec function that keeps a process on one core, where there is more than one."""
+    cores = sorted(os.sched_getaffinity(0))
+    return (lambda: os.sched_setaffinity(0, {cores[core % len(cores)]})) if len(cores) > 1 and core is not None else None
+
+
+@contextlib.contextmanager
+def folder(prefix="zht-bench-"):
+    """An empty folder, gone afterwards."""
+    path = tempfile.mkdtemp(prefix=prefix)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def server(argv, port, core=None, cwd=None):
+    """A server process that answers on `port`; ended afterwards."""
+    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                               env=libraries(), cwd=cwd, preexec_fn=pinned(core))
+    try:
+        wait_for(lambda: answers(port), os.path.basename(argv[0]), process)
+        yield f"127.0.0.1:{port}"
+    finally:
+        end(process)
+
+
+def end(process):
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(DEADLINE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@contextlib.contextmanager
+def redis(durability, may_fetch, core=None):
+    """durability none: memory only; interval: append-only file synced every second; always: synced before each answer."""
+    path = program("redis-server", "redis-server", may_fetch)
+    port = free_port()
+    sync = {"none": ["--appendonly", "no"], "interval": ["--appendonly", "yes", "--appendfsync", "everysec"],
+            "always": ["--appendonly", "yes", "--appendfsync", "always"]}[durability]
+    with folder() as place:
+        argv = [path, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", place, "--daemonize", "no", *sync]
+        with server(argv, port, core, place) as address:
+            yield address
+
+
+@contextlib.contextmanager
+def memcached(durability, may_fetch, core=None):
+    if durability == "always":
+        raise Unavailable("memcached keeps nothing on disk")
+    path = program("memcached", "memcached", may_fetch)
+    port = free_port()
+    user = ["-u", "root"] if os.geteuid() == 0 else []
+    with server([path, "-l", "127.0.0.1", "-p", str(port), "-U", "0", "-t", "1", "-m", "2048", *user], port, core) as address:
+        yield address
+
+
+@contextlib.contextmanager
+def beanstalkd(durability, may_fetch, core=None):
+    path = program("beanstalkd", "beanstalkd", may_fetch)
+    port = free_port()
+    with folder() as place:
+        sync = {"none": [], "interval": ["-b", place, "-f", "1000"], "always": ["-b", place, "-f", "0"]}[durability]
+        with server([path, "-l", "127.0.0.1", "-p", str(port), "-z", str(2 << 20), *sync], port, core) as address:
+            yield address
+
+
+@contextlib.contextmanager
+def node(binaries, durability, core=None, instances=1, listen=None):
+    """A node of our own in a fresh data folder; yields the folder."""
+    with folder() as place:
+        data = os.path.join(place, "data")
+        argv = [os.path.join(binaries, "zht"), "serve", "--data", data, "--instances", str(instances),
+                "--durability", durability]
+        argv += ["--listen", listen] if listen else []
+        log = open(os.path.join(place, "log"), "wb")
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=pinned(core),
+                                   env=dict(os.environ, ZHT_DATA=data))
+        try:
+            probe = [os.path.join(binaries, "zht"), "insert", "bench-probe", "1", "--cluster", listen] if listen else \
+                    [os.path.join(binaries, "zht"), "insert", "bench-probe", "1"]
+            quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            wait_for(lambda: os.path.exists(os.path.join(data, "node.sock")), "zht serve", process)
+            wait_for(lambda: subprocess.run(probe, env=dict(os.environ, ZHT_DATA=data), check=False, **quiet).returncode == 0,
+                     "zht serve", process)
+            yield data
+        finally:
+            subprocess.run([os.path.join(binaries, "zht"), "stop", "--data", data], capture_output=True, check=False,
+                           stdin=subprocess.DEVNULL, timeout=2 * DEADLINE)
+            end(process)
+            log.close()
+
+
+def mounted(point):
+    with open("/proc/self/mounts", encoding="utf-8", errors="replace") as file:
+        return any(line.split(" ")[1] == point for line in file)
+
+
+def unmount(point):
+    for command in (["fusermount3", "-u", point], ["umount", point], ["fusermount3", "-u", "-z", point], ["umount", "-l", point]):
+        if not mounted(point):
+            return
+        if shutil.which(command[0]):
+            subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, check=False)
+        time.sleep(0.1)
+
+
+def need_fuse():
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        raise Unavailable("/dev/fuse cannot be opened here")
+
+
+@contextlib.contextmanager
+def fusionfs(binaries, durability):
+    """A FusionFS mount over a node of our own; yields an empty folder in it."""
+    need_fuse()
+    cores = len(os.sched_getaffinity(0))
+    with node(binaries, durability, instances=cores) as data, folder() as place:
+        point = os.path.join(place, "mnt")
+        os.mkdir(point)
+        environment = dict(os.environ, ZHT_DATA=data)
+        done = subprocess.run([os.path.join(binaries, "fusionfs"), "mount", point], env=environment, check=False, text=True,
+                              stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=DEADLINE)
+        if done.returncode != 0:
+            raise Unavailable(f"fusionfs mount: {done.stderr.strip()}")
+        try:
+            wait_for(lambda: mounted(point), "fusionfs mount")
+            os.mkdir(os.path.join(point, "bench"))
+            yield os.path.join(point, "bench")
+        finally:
+            unmount(point)
+
+
+@contextlib.contextmanager
+def fuse_limit(programs):
+    """The file system that answers from memory and does nothing else; yields an empty folder in it."""
+    need_fuse()
+    path = os.path.join(programs, "fuse_limit")
+    if not os.path.exists(path):
+        raise Unavailable("fuse_limit has not been built")
+    with folder() as place:
+        point = os.path.join(place, "mnt")
+        os.mkdir(point)
+        process = subprocess.Popen([path, point], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.DEVNULL)
+        try:
+            wait_for(lambda: mounted(point), "fuse_limit", process)
+            os.mkdir(os.path.join(point, "bench"))
+            yield os.path.join(point, "bench")
+        finally:
+            unmount(point)
+            end(process)

@@ -1,0 +1,125 @@
+"""Tables and plots of benchmark results: a table on stdout, one SVG for each bench and metric beside the JSON file."""
+import functools
+import glob
+import html
+import json
+import os
+import platform
+import sys
+
+TREE = os.path.realpath(os.path.join(os.path.dirname(__file__), ".."))
+OURS = {"novoht": "novoht", "store": "zht", "fs": "fusionfs", "tasks": "matrix", "queue": "fabriq"}
+LESS_IS_BETTER = ("us_per_op", "p50_us", "p99_us", "p999_us", "p9999_us", "p50_ms", "ram_mb", "disk_mb")
+COLOURS = ["#1b6ca8", "#d1495b", "#8f9779", "#edae49", "#6c5b7b", "#30638e", "#9a8c98"]
+
+
+@functools.lru_cache
+def machine():
+    """What names the machine in a row: cores, processor, kernel."""
+    model = platform.machine()
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            model = next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), model)
+    except OSError:
+        pass
+    return {"machine": f"{len(os.sched_getaffinity(0))} cores of {model}, Linux {platform.release()}", "build": "release"}
+
+
+def number(value):
+    if value == 0:
+        return "0"
+    if abs(value) >= 1e6:
+        return f"{value / 1e6:.2f}M"
+    if abs(value) >= 1e4:
+        return f"{value / 1e3:.0f}k"
+    if abs(value) >= 100:
+        return f"{value:.0f}"
+    return f"{value:.3g}"
+
+
+def table(lines, ours):
+    """Markdown: a line for each row and metric, a column for each system, ratios of ours to each peer."""
+    if not lines:
+        return "no results"
+    systems = list(dict.fromkeys(line["system"] for line in lines))
+    mine = sorted((s for s in systems if s.startswith(ours)), key=len)
+    others = [s for s in systems if s not in mine]
+    figures = {}
+    for line in lines:
+        figures.setdefault((line["row"], line["metric"]), {})[line["system"]] = line["value"]
+    head = ["row", "metric", *mine, *others, *[f"{ours} / {s}" for s in others]]
+    body = []
+    for (row, metric), values in figures.items():
+        cells = [row, metric] + [number(values[s]) if s in values else "-" for s in mine + others]
+        own = values.get(mine[0]) if mine else None
+        for system in others:
+            peer = values.get(system)
+            cells.append(f"{own / peer:.2f}x" if own is not None and peer else "-")
+        body.append(cells)
+    widths = [max(len(r[i]) for r in [head, *body]) for i in range(len(head))]
+    render = lambda r: "| " + " | ".join(c.ljust(w) for c, w in zip(r, widths)) + " |"  # noqa: E731
+    rule = "|" + "|".join("-" * (w + 2) for w in widths) + "|"
+    rounds = max(line["rounds"] for line in lines)
+    note = (f"\n{lines[0].get('machine', '')}; medians of {rounds} round{'s' if rounds != 1 else ''}; "
+            f"for {', '.join(m for m in dict.fromkeys(line['metric'] for line in lines) if m in LESS_IS_BETTER) or 'none'} less is better")
+    return "\n".join([render(head), rule, *map(render, body)]) + "\n" + note
+
+
+def plot(lines, metric, title):
+    """A bar chart as SVG: one group of bars for each row, one colour for each system, relative to the best of the row."""
+    rows = list(dict.fromkeys(line["row"] for line in lines))
+    systems = list(dict.fromkeys(line["system"] for line in lines))
+    values = {(line["row"], line["system"]): line["value"] for line in lines}
+    bar, gap, left, width = 14, 12, 190, 520
+    group = bar * len(systems) + gap
+    height = 70 + group * len(rows)
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width + 110}" height="{height}" '
+           'font-family="sans-serif" font-size="11">',
+           f'<rect width="100%" height="100%" fill="white"/><text x="10" y="20" font-size="14">{html.escape(title)}</text>']
+    for i, system in enumerate(systems):
+        x = 10 + i * 110
+        out.append(f'<rect x="{x}" y="32" width="10" height="10" fill="{COLOURS[i % len(COLOURS)]}"/>'
+                   f'<text x="{x + 14}" y="41">{html.escape(system)}</text>')
+    for r, row in enumerate(rows):
+        y = 58 + r * group
+        most = max((values.get((row, s), 0) for s in systems), default=0) or 1
+        out.append(f'<text x="{left - 8}" y="{y + group / 2 - 4}" text-anchor="end">{html.escape(row)}</text>')
+        for i, system in enumerate(systems):
+            value = values.get((row, system))
+            if value is None:
+                continue
+            length = max(1, width * value / most)
+            out.append(f'<rect x="{left}" y="{y + i * bar}" width="{length:.1f}" height="{bar - 2}" '
+                       f'fill="{COLOURS[i % len(COLOURS)]}"/>'
+                       f'<text x="{left + length + 4:.1f}" y="{y + i * bar + 10}">{number(value)}</text>')
+    out.append("</svg>\n")
+    return "\n".join(out)
+
+
+def main(files):
+    files = files or sorted(glob.glob(os.path.join(TREE, "build", "bench", "*.json")))
+    if not files:
+        print("bench/run: no saved results; bench/run NAME --json build/bench/NAME.json makes one", file=sys.stderr)
+        return 2
+    for path in files:
+        try:
+            with open(path, encoding="utf-8") as file:
+                lines = [json.loads(line) for line in file if line.strip()]
+            for key in ("bench", "row", "system", "metric", "value", "rounds"):
+                for line in lines:
+                    line[key]  # noqa: B018: a missing key is what we look for
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            print(f"bench/run: {path}: not a file of results ({error!r}); give files that --json wrote", file=sys.stderr)
+            return 2
+        for bench in dict.fromkeys(line["bench"] for line in lines):
+            mine = [line for line in lines if line["bench"] == bench]
+            print(f"## {bench}\n\n{table(mine, OURS.get(bench, bench))}\n")
+            for metric in dict.fromkeys(line["metric"] for line in mine):
+                target = f"{os.path.splitext(path)[0]}-{bench}-{metric}.svg"
+                better = "less is better" if metric in LESS_IS_BETTER else "more is better"
+                with open(target, "w", encoding="utf-8") as file:
+                    file.write(plot([line for line in mine if line["metric"] == metric], metric,
+                                    f"{bench}: {metric} ({better}; each row to its own scale)"))
+                print(f"plot: {os.path.relpath(target)}")
+            print()
+    return 0

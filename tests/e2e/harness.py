@@ -1,0 +1,274 @@
+"""Real processes for end-to-end tests: one sandbox a test, with its own node, and nothing left behind.
+
+    with Sandbox() as box:
+        box.run("zht", "insert", "k", "v")           # starts the sandbox's own local node
+        box.kill_node()                              # kill -9; the next command starts it again
+        assert box.out("zht", "lookup", "k") == "v"
+
+Everything a sandbox starts, directly or not, carries ZHT_DATA=<its folder> in its environment. That is how it is found
+and ended: no process is ever matched by its name.
+"""
+import base64
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+
+TREE = os.path.realpath(os.path.join(os.path.dirname(__file__), "..", ".."))
+BUILD = os.environ.get("ZHT_BUILD", os.path.join(TREE, "build", "release"))
+BIN = os.path.join(BUILD, "bin")
+DEADLINE = 120  # seconds that any one wait may take on a loaded machine
+SKIP = 77
+
+
+def rounds(ci, long):
+    """How much of a thing: `long` with ZHT_LONG=1, else `ci`."""
+    return long if os.environ.get("ZHT_LONG") == "1" else ci
+
+
+def need(*programs):
+    """Skips the whole test program when a program has not been built or is not installed."""
+    for program in programs:
+        if not os.path.exists(os.path.join(BIN, program)) and shutil.which(program) is None:
+            print(f"skipped: no program {program} in {BIN} or on the path")
+            sys.exit(SKIP)
+
+
+def need_fuse():
+    need("fusionfs")
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        print("skipped: /dev/fuse cannot be opened here, so nothing can be mounted")
+        sys.exit(SKIP)
+    if os.geteuid() != 0 and shutil.which("fusermount3") is None:
+        print("skipped: not root, and no fusermount3 to mount with")
+        sys.exit(SKIP)
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except (OSError, IndexError):
+        return False
+
+
+def wait_for(condition, what, deadline=DEADLINE):
+    """Polls `condition` until it returns something true, and returns that."""
+    end = time.monotonic() + deadline
+    while True:
+        result = condition()
+        if result:
+            return result
+        if time.monotonic() > end:
+            raise AssertionError(f"waited {deadline} s in vain for {what}")
+        time.sleep(0.02)
+
+
+class Failed(AssertionError):
+    """A command ended otherwise than it should have."""
+
+
+class Sandbox:
+    def __init__(self, **environment):
+        self.folder = tempfile.mkdtemp(prefix="zht-e2e-")
+        self.data = os.path.join(self.folder, "data")
+        self.environment = dict(os.environ, ZHT_DATA=self.data, HOME=self.folder, NO_COLOR="1", LC_ALL="C.UTF-8",
+                                XDG_DATA_HOME=os.path.join(self.folder, "xdg"),
+                                PATH=BIN + os.pathsep + os.environ.get("PATH", "/usr/bin:/bin"))
+        self.environment.pop("ZHT_CLUSTER", None)
+        self.environment.update(environment)
+        self.mounts = []
+
+    def __enter__(self):
+        # A SIGTERM (ctest's time-out) becomes an exception, so that __exit__ runs.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if kind is not None and not issubclass(kind, unittest.SkipTest):
+            self.show_log()
+        self.clean_up()
+
+    def path(self, *parts):
+        return os.path.join(self.folder, *parts)
+
+    # Processes ------------------------------------------------------------------------------------------------------
+
+    def start(self, *argv, **options):
+        options.setdefault("stdin", subprocess.DEVNULL)
+        options.setdefault("stdout", subprocess.PIPE)
+        options.setdefault("stderr", subprocess.PIPE)
+        environment = dict(self.environment, **options.pop("env", {}))
+        return subprocess.Popen([str(a) for a in argv], env=environment, cwd=options.pop("cwd", self.folder), **options)
+
+    def run(self, *argv, expect=0, input=None, timeout=DEADLINE, **options):
+        """Runs a command to its end and returns (stdout, stderr) as text. `expect`: its exit status, None: any."""
+        # The background node must not hold our pipes open: output goes to files.
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, tempfile.TemporaryFile() as given:
+            if input is not None:
+                given.write(input if isinstance(input, bytes) else input.encode())
+                given.seek(0)
+            process = self.start(*argv, stdin=given, stdout=out, stderr=err, **options)
+            try:
+                status = process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                status = "a time-out"
+            out.seek(0)
+            err.seek(0)
+            stdout, stderr = out.read().decode(errors="replace"), err.read().decode(errors="replace")
+        self.status = status
+        if expect is not None and status != expect:
+            raise Failed(f"{' '.join(map(str, argv))}: ended with {status}, not {expect}\n"
+                         f"stdout: {stdout[-2000:]}\nstderr: {stderr[-2000:]}")
+        return stdout, stderr
+
+    def out(self, *argv, **options):
+        return self.run(*argv, **options)[0].rstrip("\n")
+
+    def json(self, *argv, **options):
+        text = self.out(*argv, **options)
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise Failed(f"{' '.join(map(str, argv))}: not one JSON value ({error}): {text[:500]}") from error
+
+    def node_pid(self):
+        """Process id of the sandbox's node, or None when none runs."""
+        try:
+            with open(os.path.join(self.data, "node.lock"), encoding="ascii", errors="replace") as file:
+                pid = int(file.read().split()[0])
+        except (OSError, ValueError, IndexError):
+            return None
+        return pid if pid in self.processes() else None
+
+    def kill_node(self, deadline=DEADLINE):
+        """kill -9 of the node; waits until it is gone. Returns its pid."""
+        pid = wait_for(self.node_pid, "a running node", deadline)
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        wait_for(lambda: not alive(pid), f"the end of process {pid}")
+        return pid
+
+    def processes(self):
+        """Every live process that was started in this sandbox: {pid: command line}."""
+        marker = b"ZHT_DATA=" + self.data.encode()
+        found = {}
+        for name in os.listdir("/proc"):
+            if not name.isdigit() or int(name) == os.getpid():
+                continue
+            try:
+                with open(f"/proc/{name}/environ", "rb") as file:
+                    if marker not in file.read().split(b"\0"):
+                        continue
+                with open(f"/proc/{name}/cmdline", "rb") as file:
+                    command = file.read().replace(b"\0", b" ").decode(errors="replace").strip()
+            except OSError:
+                continue
+            if alive(int(name)):
+                found[int(name)] = command
+        return found
+
+    # FusionFS -------------------------------------------------------------------------------------------------------
+
+    def mount(self, name="mnt", *options):
+        point = self.path(name)
+        os.makedirs(point, exist_ok=True)
+        self.mounts.append(point)
+        self.run("fusionfs", "mount", *options, point)
+        wait_for(lambda: self.mounted(point), f"a mount at {point}")
+        return point
+
+    def umount(self, point):
+        self.run("fusionfs", "umount", point)
+        wait_for(lambda: not self.mounted(point), f"the end of the mount at {point}")
+
+    @staticmethod
+    def mounted(point):
+        with open("/proc/self/mounts", encoding="utf-8", errors="replace") as file:
+            return any(line.split(" ")[1] == point for line in file)
+
+    def all_mounts(self):
+        with open("/proc/self/mounts", encoding="utf-8", errors="replace") as file:
+            return [line.split(" ")[1] for line in file if line.split(" ")[1].startswith(self.folder + "/")]
+
+    # The end --------------------------------------------------------------------------------------------------------
+
+    def show_log(self):
+        for name in ("node.log",):
+            path = os.path.join(self.data, name)
+            if os.path.exists(path):
+                with open(path, encoding="utf-8", errors="replace") as file:
+                    print(f"--- end of {name}\n{file.read()[-3000:]}---", file=sys.stderr)
+
+    def clean_up(self):
+        for point in reversed(self.all_mounts()):
+            for command in (["fusermount3", "-u", "-z", point], ["umount", "-l", point]):
+                if shutil.which(command[0]) and subprocess.run(command, capture_output=True, check=False).returncode == 0:
+                    break
+        # Whoever watches over another (the node over its services) starts it again: so until none is left.
+        end = time.monotonic() + 30
+        while time.monotonic() < end:
+            left = self.processes()
+            if not left:
+                break
+            for pid in left:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except (ProcessLookupError, PermissionError):
+                    pass
+            time.sleep(0.05)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Pipe:
+    """One `zht pipe` client: JSON operations in, JSON answers out, in order.
+
+    Each line out is flushed before the next is asked for, so what was acknowledged is known whenever anything dies.
+    """
+
+    def __init__(self, box, *options):
+        self.process = box.start("zht", "pipe", *options, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                 stderr=open(box.path(f"pipe-{id(self)}.err"), "wb"))
+
+    def send(self, **operation):
+        self.process.stdin.write(json.dumps(operation).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def receive(self):
+        line = self.process.stdout.readline()
+        if not line:
+            raise Failed(f"zht pipe ended with {self.process.wait()} before its answer")
+        return json.loads(line)
+
+    def ask(self, **operation):
+        self.send(**operation)
+        return self.receive()
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait(DEADLINE)
+
+
+def value_of(answer):
+    """The bytes of an answer's value, whichever way they were carried; None without one."""
+    if answer.get("value") is not None:
+        return answer["value"].encode()
+    if answer.get("value_b64") is not None:
+        return base64.b64decode(answer["value_b64"])
+    return None
+
+
+def main():
+    need("zht")
+    unittest.main(verbosity=2)
