@@ -80,6 +80,7 @@ struct ClientOptions {
   std::string data_folder;            // of the local node; empty: $ZHT_DATA, else $XDG_DATA_HOME/zht, else ~/.local/share/zht
   Millis timeout{10'000};             // default for an operation, retries included
   Millis connect_timeout{2'000};
+  bool quiet = false;                // do not say on stderr that a node was started
   bool start_node = true;             // start the local node when none runs (also when it dies under a running client)
   std::size_t max_in_flight = 65'536;  // operations; one more waits for room (submit blocks, except on a client thread)
 };
