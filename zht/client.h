@@ -56,8 +56,8 @@ class Client {
   virtual std::uint32_t partition_count() const = 0;
 
   // Blocking forms. Not to be called from a completion.
-  Outcome call(Operation operation, Millis timeout = {});
-  std::vector<Outcome> call_all(std::vector<Operation> operations, Millis timeout = {});  // pipelined; answers in order
+  virtual Outcome call(Operation operation, Millis timeout = {});
+  virtual std::vector<Outcome> call_all(std::vector<Operation> operations, Millis timeout = {});  // pipelined; answers in order
 
   Result<Version> insert(Bytes key, Bytes value, Millis ttl = {});
   Result<Version> insert_new(Bytes key, Bytes value, Millis ttl = {});  // conflict: already there

@@ -1,0 +1,38 @@
+// Where something listens: a unix socket or host:port.
+#pragma once
+
+#include <sys/socket.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "novoht/base/result.h"
+
+namespace zht::client {
+
+struct Address {
+  std::string path;  // of a unix socket; empty: TCP
+  std::string host;
+  std::uint16_t port = 0;
+  bool is_unix() const { return !path.empty(); }
+  bool is_loopback() const;  // 127.x.x.x, ::1 or localhost
+  std::string text() const;  // "host:port" or "unix:/path"
+  bool operator==(const Address&) const = default;
+};
+
+// "host:port", "[v6]:port" or "unix:/path". invalid names what is wrong with it.
+base::Result<Address> parse_address(const std::string& text);
+
+// What --cluster takes: addresses with commas between, or the path of a file with one a line ('#' begins a comment).
+base::Result<std::vector<Address>> parse_cluster(const std::string& text);
+
+// What connect(2) takes. Names are looked up, which may take long; unavailable when there is no such name.
+struct SocketAddress {
+  sockaddr_storage storage{};
+  socklen_t size = 0;
+  int family() const { return storage.ss_family; }
+};
+base::Result<std::vector<SocketAddress>> resolve(const Address& address);
+
+}  // namespace zht::client

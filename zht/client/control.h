@@ -1,0 +1,28 @@
+// Control requests, one connection each: for tools, and for finding the membership table.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "zht/client.h"
+#include "zht/client/channel.h"
+#include "zht/client/table.h"
+
+namespace zht::wire {
+class Status;
+}
+
+namespace zht::client {
+
+// From the first of `addresses` that answers. unavailable names all that did not.
+Result<std::shared_ptr<const Table>> fetch_table(const std::vector<Address>& addresses, Millis timeout);
+Result<std::shared_ptr<const Table>> fetch_table(const Address& address, Millis timeout);
+Result<wire::Status> fetch_status(const Address& manager, Millis timeout);
+// Asks the node to end; returns when it has agreed to.
+Result<void> ask_to_stop(const Address& manager, Millis timeout);
+// Everything acknowledged before survives a loss of power when this returns.
+Result<void> ask_to_sync(const Address& manager, Millis timeout);
+// Tells the manager that the services folder has changed, so that it need not find out by itself.
+Result<void> tell_services_changed(const Address& manager, Millis timeout);
+
+}  // namespace zht::client

@@ -1,0 +1,574 @@
+#include "zht/client/engine.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+
+#include <algorithm>
+#include <asio.hpp>
+#include <atomic>
+#include <map>
+
+#include "zht/support/log.h"
+
+namespace zht::client {
+namespace {
+
+using namespace std::chrono_literals;
+using Socket = asio::generic::stream_protocol::socket;
+using base::Duration;
+using base::Time;
+
+constexpr Duration kFirstPause = 1ms, kLongestPause = 200ms;  // between tries, doubling
+constexpr Duration kSweepPrecision = 1ms;
+constexpr Duration kCallbackGrace = 500ms;  // the server says when a callback's time is over; this is for when it cannot
+constexpr std::size_t kReadSize = 256 << 10;
+
+Duration pause_after(unsigned failures) {
+  return std::min<Duration>(kFirstPause * (1u << std::min(failures, 10u)), kLongestPause);
+}
+
+Time now() { return base::SystemClock().now(); }
+
+}  // namespace
+
+class Engine::Loop {
+ public:
+  Loop(Session& session, Options options)
+      : session_(session), options_(std::move(options)), work_(asio::make_work_guard(io_)), timer_(io_), table_(session.table()) {}
+
+  void run() { io_.run(); }
+
+  // ---- any thread ----
+  void submit(Pending* pendings, std::size_t count, bool on_thread) {
+    bool wake = false;
+    {
+      std::unique_lock lock(mutex_);
+      for (std::size_t i = 0; i < count; i++) {
+        if (!on_thread && outstanding_ >= options_.max_in_flight) {
+          if (wake) asio::post(io_, [this] { turn(); });
+          wake = false;
+          room_.wait(lock, [this] { return outstanding_ < options_.max_in_flight; });
+        }
+        outstanding_++;
+        inbox_.push_back(std::move(pendings[i]));
+        wake = wake || !std::exchange(woken_, true);
+      }
+    }
+    if (wake && !on_thread) asio::post(io_, [this] { turn(); });
+  }
+  bool has_requests() const {
+    const std::lock_guard lock(mutex_);
+    return outstanding_ > 0;
+  }
+  void table_changed() {
+    asio::post(io_, [this] {
+      adopt_table();
+      turn();
+    });
+  }
+  void stop() {
+    asio::post(io_, [this] { end(); });
+  }
+
+ private:
+  struct Slot {
+    Pending pending;
+    std::uint32_t generation = 0;
+    enum class State : std::uint8_t { free, waiting, sent, resting } state = State::free;
+    PartitionId partition{0};
+    std::uint32_t instance = 0;  // id; waiting, sent
+    unsigned tries = 0;
+    Time next_try{};         // resting
+    std::uint64_t order = 0;  // of submission
+    Error last{Code::unavailable, ""};
+  };
+
+  // The connection to one instance.
+  struct Link {
+    explicit Link(asio::io_context& io, std::uint32_t id) : socket(io), instance(id) {}
+    Socket socket;
+    std::uint32_t instance;
+    enum class State : std::uint8_t { down, connecting, up, resting } state = State::down;
+    std::uint64_t connection = 0;  // counts connections, so that a late handler of an old one is recognised
+    unsigned failures = 0;
+    Time until{};  // connecting: gives up; resting: tries again
+    std::vector<std::uint32_t> waiting;  // slots to send when it is up
+    std::string out;  // encoded requests
+    std::size_t out_at = 0;
+    bool writing = false, dirty = false;
+    std::string in;  // received bytes in [in_from, in_to)
+    std::size_t in_from = 0, in_to = 0;
+    bool recorded = false;  // has carried requests that the store records
+    std::string trouble;
+  };
+
+  // ---- the loop's thread ----
+
+  // One round: what was submitted is encoded, then every connection with something to say writes it at once.
+  void turn() {
+    for (;;) {
+      {
+        const std::lock_guard lock(mutex_);
+        taken_.swap(inbox_);
+        woken_ = !taken_.empty();
+        if (taken_.empty()) break;
+      }
+      if (ended_) {
+        for (Pending& pending : taken_) finish(std::move(pending), failed(Code::unavailable, "the client is closing"));
+        taken_.clear();
+        continue;
+      }
+      floor_ = session_.floor();
+      for (Pending& pending : taken_) accept(std::move(pending));
+      taken_.clear();
+      flush();
+    }
+    flush();
+  }
+
+  void flush() {
+    // A write may fail, and failing may make other links dirty: they are found by the next look.
+    while (!dirty_.empty()) {
+      Link* link = dirty_.back();
+      dirty_.pop_back();
+      link->dirty = false;
+      write(*link);
+    }
+  }
+
+  static Outcome failed(Code code, std::string message) {
+    Outcome outcome;
+    outcome.code = code;
+    outcome.message = std::move(message);
+    return outcome;
+  }
+
+  void finish(Pending pending, Outcome outcome) {
+    if (pending.sequence != 0) session_.end(pending.sequence);
+    {
+      const std::lock_guard lock(mutex_);
+      if (outstanding_-- == options_.max_in_flight) room_.notify_all();
+    }
+    pending.completion(std::move(outcome));
+  }
+
+  void accept(Pending pending) {
+    if (pending.ready) {
+      Outcome outcome = *std::move(pending.ready);
+      finish(std::move(pending), std::move(outcome));
+      return;
+    }
+    std::uint32_t index;
+    if (free_.empty()) {
+      index = static_cast<std::uint32_t>(slots_.size());
+      slots_.emplace_back();
+    } else {
+      index = free_.back();
+      free_.pop_back();
+    }
+    Slot& slot = slots_[index];
+    slot.pending = std::move(pending);
+    if (slot.pending.sequence == 0 && is_recorded(slot.pending.operation.kind)) slot.pending.sequence = session_.begin();
+    slot.partition = client::partition_of(slot.pending.operation, table_->partition_count);
+    slot.tries = 0;
+    slot.order = ++orders_;
+    slot.last = Error{Code::unavailable, ""};
+    if (slot.pending.maybe && now() >= expiry(slot)) {  // a synchronous call whose time ran out while it waited
+      complete(index, expired(slot));
+      return;
+    }
+    wake_at(expiry(slot));
+    route(index);
+  }
+
+  Time expiry(const Slot& slot) const {
+    return slot.pending.deadline + (slot.pending.operation.kind == OpKind::callback ? kCallbackGrace : Duration(0));
+  }
+
+  void route(std::uint32_t index) {
+    Slot& slot = slots_[index];
+    const Owner& owner = table_->owner_of(slot.partition);
+    slot.instance = table_->instances[owner.instance].id;
+    Link& link = link_to(slot.instance);
+    if (link.state == Link::State::up) {
+      send(link, index, owner.epoch);
+      return;
+    }
+    slot.state = Slot::State::waiting;
+    link.waiting.push_back(index);
+    if (link.state == Link::State::down) connect(link);
+  }
+
+  void send(Link& link, std::uint32_t index, std::uint64_t epoch) {
+    Slot& slot = slots_[index];
+    const bool callback = slot.pending.operation.kind == OpKind::callback;
+    slot.state = Slot::State::sent;
+    link.recorded = link.recorded || slot.pending.sequence != 0;
+    std::uint64_t timeout_ms = 0;
+    if (callback) {
+      const auto left = std::chrono::ceil<Millis>(slot.pending.deadline - now()).count();
+      timeout_ms = static_cast<std::uint64_t>(std::max<std::int64_t>(left, 1));
+    }
+    wire::encode_request(link.out, slot.pending.operation,
+                         {.request = std::uint64_t{slot.generation} << 32 | index,
+                          .client = session_.id(),
+                          .sequence = slot.pending.sequence,
+                          .floor = floor_,
+                          .epoch = epoch,
+                          .partition = slot.partition,
+                          .timeout_ms = timeout_ms});
+    if (!link.dirty && !link.writing) {
+      link.dirty = true;
+      dirty_.push_back(&link);
+    }
+  }
+
+  Link& link_to(std::uint32_t instance) {
+    auto& link = links_[instance];
+    if (!link) link = std::make_unique<Link>(io_, instance);
+    return *link;
+  }
+
+  void connect(Link& link) {
+    const auto instance = std::find_if(table_->instances.begin(), table_->instances.end(),
+                                       [&](const Table::Instance& one) { return one.id == link.instance; });
+    if (instance == table_->instances.end()) {
+      link.trouble = "instance " + std::to_string(link.instance) + " is not in the membership table";
+      rest(link);
+      return;
+    }
+    const Address& address = instance->addresses[link.failures % instance->addresses.size()];
+    const auto resolved = resolve(address);
+    if (!resolved || resolved->empty()) {
+      link.trouble = resolved ? address.text() + ": no such address" : resolved.error().message;
+      rest(link);
+      return;
+    }
+    const SocketAddress& target = (*resolved)[link.failures / instance->addresses.size() % resolved->size()];
+    const asio::generic::stream_protocol::endpoint endpoint(&target.storage, target.size, 0);
+    link.state = Link::State::connecting;
+    link.until = now() + options_.connect_timeout;
+    wake_at(link.until);
+    const std::uint64_t connection = ++link.connection;
+    link.socket = Socket(io_);
+    link.socket.async_connect(endpoint, [this, &link, connection, address](asio::error_code error) {
+      if (ended_ || connection != link.connection) return;
+      if (error) {
+        link.trouble = address.text() + ": " + error.message();
+        rest(link);
+      } else {
+        connected(link, address);
+      }
+      turn();
+    });
+  }
+
+  void connected(Link& link, const Address& address) {
+    asio::error_code ignored;
+    link.socket.non_blocking(true, ignored);
+    if (!address.is_unix()) link.socket.set_option(asio::ip::tcp::no_delay(true), ignored);
+    log_.debug("connected", {{"instance", link.instance}, {"address", address.text()}});
+    link.state = Link::State::up;
+    link.failures = 0;
+    link.trouble.clear();
+    link.out.clear();
+    link.out_at = link.in_from = link.in_to = 0;
+    link.writing = false;
+    receive_later(link);
+    floor_ = session_.floor();
+    std::vector<std::uint32_t> waiting;
+    waiting.swap(link.waiting);
+    std::sort(waiting.begin(), waiting.end(), [&](std::uint32_t a, std::uint32_t b) { return slots_[a].order < slots_[b].order; });
+    for (const std::uint32_t index : waiting)
+      if (slots_[index].state == Slot::State::waiting && slots_[index].instance == link.instance) route(index);
+  }
+
+  // Nobody there: a pause before the next try, and perhaps the table has changed.
+  void rest(Link& link) {
+    close(link);
+    link.state = Link::State::resting;
+    link.until = now() + pause_after(link.failures++);
+    wake_at(link.until);
+    options_.want_table();
+  }
+
+  void close(Link& link) {
+    link.connection++;
+    asio::error_code ignored;
+    link.socket.close(ignored);
+    link.out.clear();
+    link.out_at = 0;
+    link.writing = false;
+  }
+
+  // An established connection is lost: its requests will be sent again, and may have been executed.
+  void broken(Link& link, std::string why) {
+    if (link.state != Link::State::up) return;
+    log_.debug("connection lost", {{"instance", link.instance}, {"why", why}});
+    link.trouble = std::move(why);
+    for (std::uint32_t index = 0; index < slots_.size(); index++) {
+      Slot& slot = slots_[index];
+      if (slot.state != Slot::State::sent || slot.instance != link.instance) continue;
+      slot.pending.maybe = true;
+      slot.state = Slot::State::waiting;
+      link.waiting.push_back(index);
+    }
+    rest(link);
+  }
+
+  void write(Link& link) {
+    while (link.state == Link::State::up && !link.writing && link.out_at < link.out.size()) {
+      asio::error_code error;
+      const std::size_t sent = link.socket.write_some(asio::buffer(link.out.data() + link.out_at, link.out.size() - link.out_at), error);
+      link.out_at += sent;
+      if (error == asio::error::would_block) {
+        link.writing = true;
+        const std::uint64_t connection = link.connection;
+        link.socket.async_wait(Socket::wait_write, [this, &link, connection](asio::error_code failure) {
+          if (ended_ || connection != link.connection) return;
+          link.writing = false;
+          if (failure) broken(link, failure.message());
+          else write(link);
+          turn();
+        });
+      } else if (error) {
+        broken(link, error.message());
+        return;
+      }
+    }
+    if (link.out_at == link.out.size()) {
+      link.out.clear();
+      link.out_at = 0;
+      if (link.out.capacity() > (std::size_t{8} << 20)) std::string().swap(link.out);
+    } else if (link.out_at > (std::size_t{4} << 20)) {
+      link.out.erase(0, link.out_at);
+      link.out_at = 0;
+    }
+  }
+
+  void receive_later(Link& link) {
+    const std::uint64_t connection = link.connection;
+    link.socket.async_wait(Socket::wait_read, [this, &link, connection](asio::error_code error) {
+      if (ended_ || connection != link.connection) return;
+      if (error) broken(link, error.message());
+      else receive(link);
+      if (!ended_ && link.state == Link::State::up && connection == link.connection) receive_later(link);
+      turn();
+    });
+  }
+
+  void receive(Link& link) {
+    const std::uint64_t connection = link.connection;
+    // A bounded number of reads, so that one busy connection does not keep the others waiting.
+    for (int reads = 0; reads < 8; reads++) {
+      make_room(link);
+      asio::error_code error;
+      const std::size_t room = link.in.size() - link.in_to;
+      const std::size_t got = link.socket.read_some(asio::buffer(link.in.data() + link.in_to, room), error);
+      if (error == asio::error::would_block) return;
+      if (error) {
+        broken(link, error == asio::error::eof ? "connection closed by the other side" : error.message());
+        return;
+      }
+      link.in_to += got;
+      while (link.in_from < link.in_to) {
+        const auto frame = wire::next_frame(Bytes(link.in).substr(link.in_from, link.in_to - link.in_from), wire::kMaxFrameSize);
+        if (!frame) {
+          broken(link, frame.error().message);
+          return;
+        }
+        if (!*frame) break;
+        link.in_from += (*frame)->size;
+        on_frame(link, **frame);
+        if (link.connection != connection) return;  // closed while the frame was handled
+      }
+      if (got < room) return;  // the socket is empty
+    }
+  }
+
+  static void make_room(Link& link) {
+    if (link.in_from == link.in_to) link.in_from = link.in_to = 0;
+    if (link.in.size() < kReadSize) link.in.resize(kReadSize);
+    if (link.in.size() - link.in_to >= kReadSize / 4) return;
+    link.in.erase(0, link.in_from);
+    link.in_to -= link.in_from;
+    link.in_from = 0;
+    std::size_t wanted = std::max(kReadSize, link.in_to + kReadSize / 4);
+    if (link.in_to >= wire::kHeaderSize)
+      wanted = std::max(wanted, std::min<std::size_t>(wire::kHeaderSize + base::load<std::uint32_t>(link.in.data() + 12), wire::kMaxFrameSize));
+    link.in.resize(wanted);
+  }
+
+  void on_frame(Link& link, const wire::Frame& frame) {
+    if (frame.request == 0) {  // the other side could not read what we sent, and closes
+      broken(link, "refused by the other side: " + std::string(frame.key));
+      return;
+    }
+    const auto index = static_cast<std::uint32_t>(frame.request);
+    if (index >= slots_.size() || slots_[index].generation != frame.request >> 32 || slots_[index].state != Slot::State::sent)
+      return;  // given up meanwhile
+    Slot& slot = slots_[index];
+    if (frame.status == wire::kStatusRetry || frame.status == static_cast<std::uint8_t>(Code::unavailable)) {
+      slot.last.message = frame.key.empty() ? "the partition is moving" : std::string(frame.key);
+      slot.state = Slot::State::resting;
+      slot.next_try = now() + pause_after(slot.tries++);
+      wake_at(slot.next_try);
+      if (frame.status == wire::kStatusRetry) options_.want_table();
+      return;
+    }
+    auto outcome = wire::decode_outcome(frame);
+    complete(index, outcome ? *std::move(outcome) : failed(outcome.error().code, outcome.error().message));
+  }
+
+  void complete(std::uint32_t index, Outcome outcome) {
+    Slot& slot = slots_[index];
+    Pending pending = std::move(slot.pending);
+    slot.pending = Pending{};
+    slot.state = Slot::State::free;
+    slot.generation++;
+    free_.push_back(index);
+    finish(std::move(pending), std::move(outcome));  // may submit, but that only fills the inbox
+  }
+
+  // Its time is over. It may have happened when it was sent and no definite answer came to any sending.
+  Outcome expired(const Slot& slot) {
+    const Operation& operation = slot.pending.operation;
+    const bool sent = slot.state == Slot::State::sent || slot.pending.maybe;
+    std::string why = slot.last.message;
+    if (why.empty())
+      if (const auto link = links_.find(slot.instance); link != links_.end()) why = link->second->trouble;
+    if (operation.kind == OpKind::callback && sent) return failed(Code::timeout, "the condition did not hold in time");
+    if (sent && is_recorded(operation.kind))
+      return failed(Code::timeout, "no answer in time, the change may have happened" + (why.empty() ? "" : ": " + why));
+    return failed(Code::unavailable, (why.empty() ? "no answer in time" : why) + (sent ? "" : "; nothing was changed"));
+  }
+
+  // ---- time ----
+
+  void wake_at(Time time) {
+    if (time >= wake_) return;
+    wake_ = std::max(time, last_sweep_ + kSweepPrecision);
+    timer_.expires_at(wake_);
+    timer_.async_wait([this](asio::error_code error) {
+      if (error || ended_) return;
+      sweep();
+      turn();
+    });
+  }
+
+  // Looks at every slot and link. Rare: only when the earliest of their times has come.
+  void sweep() {
+    last_sweep_ = now();
+    const Time time = last_sweep_;
+    wake_ = Time::max();
+    Time next = Time::max();
+    floor_ = session_.floor();
+    for (auto& [id, link] : links_) {
+      const bool timed = link->state == Link::State::connecting || link->state == Link::State::resting;
+      if (!timed) continue;
+      if (link->until > time) {
+        next = std::min(next, link->until);
+      } else if (link->state == Link::State::connecting) {
+        link->trouble = "no connection within " + std::to_string(options_.connect_timeout.count()) + " ms";
+        rest(*link);
+      } else if (std::any_of(link->waiting.begin(), link->waiting.end(), [&](std::uint32_t index) {
+                   return slots_[index].state == Slot::State::waiting && slots_[index].instance == id;
+                 })) {
+        connect(*link);
+      } else {
+        link->waiting.clear();
+        link->state = Link::State::down;
+      }
+    }
+    for (std::uint32_t index = 0; index < slots_.size(); index++) {
+      if (slots_[index].state == Slot::State::free) continue;
+      if (expiry(slots_[index]) <= time) {
+        complete(index, expired(slots_[index]));
+        continue;
+      }
+      if (slots_[index].state == Slot::State::resting && slots_[index].next_try <= time) route(index);
+      next = std::min(next, expiry(slots_[index]));
+      if (slots_[index].state == Slot::State::resting) next = std::min(next, slots_[index].next_try);
+    }
+    wake_at(next);
+  }
+
+  void adopt_table() {
+    table_ = session_.table();
+    floor_ = session_.floor();
+    // Whoever waits for an instance asks the one that owns the partition now, and asks at once.
+    for (auto& [id, link] : links_) {
+      link->waiting.clear();
+      if (link->state == Link::State::resting) {
+        link->state = Link::State::down;
+        link->failures = 0;
+      }
+    }
+    for (std::uint32_t index = 0; index < slots_.size(); index++)
+      if (slots_[index].state == Slot::State::waiting) route(index);
+  }
+
+  void end() {
+    turn();
+    ended_ = true;
+    bool abandoned = false;
+    for (std::uint32_t index = 0; index < slots_.size(); index++) {
+      if (slots_[index].state == Slot::State::free) continue;
+      abandoned = true;
+      Outcome outcome = expired(slots_[index]);
+      outcome.message = "the client was closed; " + outcome.message;
+      complete(index, std::move(outcome));
+    }
+    turn();  // what completions have submitted
+    for (auto& [id, link] : links_) {
+      // What was given up may still arrive; the store must then recognise it.
+      if (link->state == Link::State::up && link->recorded && !abandoned && link->out_at == link->out.size()) {
+        std::string goodbye;
+        wire::encode_goodbye(goodbye, session_.id());
+        asio::error_code ignored;
+        link->socket.write_some(asio::buffer(goodbye), ignored);
+      }
+      close(*link);
+    }
+    timer_.cancel();
+    work_.reset();
+  }
+
+  Session& session_;
+  const Options options_;
+  const support::Log log_{"zht.client"};
+  asio::io_context io_{1};
+  asio::executor_work_guard<asio::io_context::executor_type> work_;
+  asio::steady_timer timer_;
+  Time wake_ = Time::max(), last_sweep_{};
+  std::shared_ptr<const Table> table_;
+  std::uint64_t floor_ = 0, orders_ = 0;
+  std::vector<Slot> slots_;
+  std::vector<std::uint32_t> free_;
+  std::map<std::uint32_t, std::unique_ptr<Link>> links_;  // by instance id; never removed
+  std::vector<Link*> dirty_;
+  std::vector<Pending> taken_;
+  bool ended_ = false;
+
+  mutable std::mutex mutex_;
+  std::condition_variable room_;
+  std::vector<Pending> inbox_;
+  std::size_t outstanding_ = 0;
+  bool woken_ = false;  // a turn is coming
+};
+
+Engine::Engine(Session& session, Options options) : loop_(std::make_unique<Loop>(session, std::move(options))) {
+  thread_ = std::thread([this] { loop_->run(); });
+}
+
+Engine::~Engine() {
+  loop_->stop();
+  thread_.join();
+}
+
+void Engine::submit(Pending pending) { loop_->submit(&pending, 1, on_thread()); }
+void Engine::submit_all(std::vector<Pending> pendings) { loop_->submit(pendings.data(), pendings.size(), on_thread()); }
+void Engine::table_changed() { loop_->table_changed(); }
+bool Engine::has_requests() const { return loop_->has_requests(); }
+
+}  // namespace zht::client

@@ -1,0 +1,54 @@
+// Asynchronous requests: one thread, one pipelined connection to each instance.
+//
+// Any thread submits; the thread wakes once for all that came meanwhile, encodes them into the connections' buffers and
+// writes each buffer at once. A request lives in a slot until it is answered, its deadline passes, or the engine ends. When
+// a connection breaks, its requests go out again on the next one under the same identity, in the order of their first
+// sending; where they go is looked up anew each time the membership table changes.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "zht/client.h"
+#include "zht/client/session.h"
+
+namespace zht::client {
+
+struct Pending {
+  Operation operation;
+  Completion completion;
+  base::Time deadline{};
+  std::uint64_t sequence = 0;  // 0: given by the engine when the operation is recorded
+  bool maybe = false;          // an earlier sending of it may have been executed
+  std::optional<Outcome> ready;  // nothing to send: this is the answer
+};
+
+class Engine {
+ public:
+  struct Options {
+    Millis connect_timeout{2'000};
+    std::size_t max_in_flight = 65'536;
+    // Called on the engine's thread when an instance cannot be reached or says that it is the wrong one. Must not block.
+    std::function<void()> want_table;
+  };
+  Engine(Session& session, Options options);
+  // Completes what is outstanding (timeout when it may have happened, else unavailable) and says goodbye.
+  ~Engine();
+  void submit(Pending pending);                    // any thread; waits for room, except on the engine's own thread
+  void submit_all(std::vector<Pending> pendings);  // the same for many
+  void table_changed();                            // any thread: session's table is a new one
+  bool has_requests() const;                       // any thread
+  bool on_thread() const { return std::this_thread::get_id() == thread_.get_id(); }
+
+ private:
+  class Loop;
+  std::unique_ptr<Loop> loop_;
+  std::thread thread_;
+};
+
+}  // namespace zht::client

@@ -1,0 +1,103 @@
+#include "zht/client/local_node.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+
+#include "zht/client/control.h"
+#include "zht/support/paths.h"
+#include "zht/support/process.h"
+
+namespace zht::client {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr Millis kAnswerTime = 5s;    // a node that accepts a connection answers within this
+constexpr Millis kStartTime = 120s;   // recovery of a large store included
+
+std::uintmax_t size_of(const std::string& path) {
+  std::error_code absent;
+  const auto size = std::filesystem::file_size(path, absent);
+  return absent ? 0 : size;
+}
+
+// What the node wrote to its log since it was `from` bytes long, its last line.
+std::string last_words(const std::string& log, std::uintmax_t from) {
+  std::ifstream file(log, std::ios::binary);
+  file.seekg(static_cast<std::streamoff>(std::max(from, size_of(log) - std::min<std::uintmax_t>(size_of(log), 4096))));
+  std::string last;
+  for (std::string line; std::getline(file, line);)
+    if (!line.empty()) last = line;
+  return last.empty() ? "it left no message in " + log : last;
+}
+
+Result<LocalNode> answering(const std::string& data_folder, const Address& manager) {
+  TRY_LET(table, fetch_table(manager, kAnswerTime));
+  return LocalNode{data_folder, manager, std::move(table), false};
+}
+
+// Waits for the node that process `pid` is, or is about to be; 0: whoever holds the node's lock.
+Result<LocalNode> wait_for(const std::string& data_folder, const Address& manager, pid_t pid, std::uintmax_t log_size,
+                           const std::atomic<bool>* cancelled) {
+  Result<LocalNode> node = fail(Code::unavailable, "the node in ", data_folder, " does not answer after ", kStartTime.count() / 1000, " s");
+  bool gone = false;
+  support::wait_until(kStartTime, [&] {
+    if (cancelled != nullptr && *cancelled) return true;
+    // Asked first: a node that answers and ends between the two questions is seen as gone, not as silent.
+    gone = pid != 0 ? !support::process_exists(pid) : !support::held_by(data_folder + "/node.lock");
+    auto found = answering(data_folder, manager);
+    if (found) node = std::move(found);
+    return node.has_value() || gone;
+  });
+  if (!node && gone)
+    return fail(Code::unavailable, "the local node in ", data_folder, " did not start: ", last_words(data_folder + "/node.log", log_size));
+  return node;
+}
+
+}  // namespace
+
+Result<Address> manager_of(const std::string& data_folder) {
+  TRY_LET(path, support::socket_path(data_folder, "node.sock"));
+  return Address{std::move(path), {}, 0};
+}
+
+Result<LocalNode> start_node(const std::string& data_folder, const std::vector<std::string>& arguments,
+                             const std::atomic<bool>* cancelled) {
+  TRY(support::make_private_folder(data_folder));
+  TRY_LET(manager, manager_of(data_folder));
+  TRY_LET(program, support::find_program("zht"));
+  std::vector<std::string> argv{program, "serve", "--data", data_folder};
+  argv.insert(argv.end(), arguments.begin(), arguments.end());
+  const std::string log = data_folder + "/node.log";
+  const std::uintmax_t log_size = size_of(log);
+  TRY_LET(pid, support::spawn_background(argv, log));
+  TRY_LET(node, wait_for(data_folder, manager, pid, log_size, cancelled));
+  node.started = true;
+  return node;
+}
+
+Result<LocalNode> find_node(const std::string& data_folder, bool start, bool quiet, const std::atomic<bool>* cancelled) {
+  TRY_LET(manager, manager_of(data_folder));
+  auto found = answering(data_folder, manager);
+  if (found || found.code() != Code::unavailable) return found;
+  const std::string node_lock = data_folder + "/node.lock";
+  if (!start && !support::held_by(node_lock))
+    return fail(Code::unavailable, "no node runs in ", data_folder, "; start one with: zht serve --background --data ", data_folder);
+  if (!start) return wait_for(data_folder, manager, 0, size_of(data_folder + "/node.log"), cancelled);
+  TRY(support::make_private_folder(data_folder));
+  TRY_LET(start_lock, support::LockFile::acquire(data_folder + "/start.lock", kStartTime));
+  // Somebody may have started it while this one waited for the lock.
+  found = answering(data_folder, manager);
+  if (found || found.code() != Code::unavailable) return found;
+  if (support::held_by(node_lock)) {  // starting, recovering, or ending
+    found = wait_for(data_folder, manager, 0, size_of(data_folder + "/node.log"), cancelled);
+    if (found || support::held_by(node_lock)) return found;
+  }
+  TRY_LET(node, start_node(data_folder, {}, cancelled));
+  if (!quiet) std::fprintf(stderr, "zht: started a local node in %s (stop it with: zht stop)\n", data_folder.c_str());
+  return node;
+}
+
+}  // namespace zht::client

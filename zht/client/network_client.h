@@ -1,0 +1,58 @@
+// The Client behind zht::connect(). Synchronous calls run on the caller's thread over a connection of its own (no thread
+// has to wake another: half the latency); everything else, and a synchronous call that met trouble, goes through the
+// engine, which retries it under the same identity.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "zht/client.h"
+#include "zht/client/engine.h"
+#include "zht/client/session.h"
+
+namespace zht::client {
+
+class NetworkClient final : public Client {
+ public:
+  struct Source {
+    std::vector<Address> seeds;  // who to ask for the membership table
+    std::string local_folder;    // of the local node, when that is what this is a client of
+  };
+  NetworkClient(ClientOptions options, Source source, std::shared_ptr<const Table> table);
+  ~NetworkClient() override;
+
+  void submit(Operation operation, Completion completion, Millis timeout) override;
+  std::uint32_t partition_count() const override { return partition_count_; }
+  Outcome call(Operation operation, Millis timeout) override;
+  std::vector<Outcome> call_all(std::vector<Operation> operations, Millis timeout) override;
+
+  const Source& source() const { return source_; }
+
+ private:
+  Pending prepare(Operation operation, Completion completion, Millis timeout) const;
+  Engine& engine();
+  Outcome call_through_engine(Pending pending);
+  void want_table();
+  void look_for_table();
+  bool refresh_table();
+
+  const ClientOptions options_;
+  const Source source_;
+  const std::uint32_t partition_count_;
+  const std::size_t max_value_size_;
+  Session session_;
+  std::once_flag engine_once_;
+  std::unique_ptr<Engine> engine_;
+
+  // Looks for a newer table, and for a local node to start, beside the engine: both may block.
+  std::mutex finder_mutex_;
+  std::condition_variable finder_wanted_;
+  bool table_wanted_ = false;
+  std::atomic<bool> closing_{false};
+  std::thread finder_;
+};
+
+}  // namespace zht::client

@@ -1,0 +1,37 @@
+// The membership table as a client uses it: which instance owns a partition, and where it listens. Immutable once made.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "zht/client/address.h"
+#include "zht/types.h"
+
+namespace zht::client {
+
+struct Owner {
+  std::uint32_t instance = 0;  // index into Table::instances
+  std::uint64_t epoch = 0;
+};
+
+struct Table {
+  struct Instance {
+    std::uint32_t id = 0;
+    std::vector<Address> addresses;  // best first
+    bool operator==(const Instance&) const = default;
+  };
+  std::uint64_t version = 0;
+  std::uint32_t partition_count = 0;
+  std::size_t max_value_size = kMaxValueSize;
+  std::vector<Instance> instances;
+  std::vector<Owner> owners;  // of each partition
+
+  const Owner& owner_of(PartitionId partition) const { return owners[static_cast<std::uint32_t>(partition)]; }
+};
+
+// From the wire's MembershipTable. `same_machine`: it came through a unix socket, so that the paths in it are of use.
+// corrupt: a partition without owner, an instance without address.
+Result<std::shared_ptr<const Table>> parse_table(base::Bytes message, bool same_machine);
+
+}  // namespace zht::client
