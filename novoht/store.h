@@ -69,7 +69,7 @@ class ValueView {
   Result<void> read(std::uint64_t offset, std::uint64_t size, std::string& out) const;
 
  private:
-  friend class Store;
+  friend struct ValueMaker;      // the store's own
   const void* entry_ = nullptr;  // the index's own
   std::uint64_t size_ = 0;
   std::uint32_t fragment_count_ = 0;
@@ -105,6 +105,8 @@ struct Statistics {
   std::uint64_t log_bytes = 0, checkpoint_bytes = 0, segments = 0;
   std::uint64_t records = 0, flushes = 0, syncs = 0, checkpoints = 0;  // since open
   std::uint64_t recovered_records = 0, recovered_bytes = 0, torn_bytes_cut = 0;
+  std::uint64_t maintenance_failures = 0;  // since open
+  std::string last_failure;                // of maintenance, or of the write that made the store read only
 };
 
 struct ScanEntry {

@@ -1,0 +1,70 @@
+// Memory for keys and values: blocks of 8-byte granularity without a header of their own (who frees one knows its size),
+// carved from 1 MiB chunks and recycled by size. One arena serves all tables of a store, so a small table costs nothing
+// here. Blocks over kLargest are the system allocator's.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace novoht::core {
+
+// One thread.
+class Arena {
+ public:
+  Arena() = default;
+  ~Arena();
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  // A block of at least `size` bytes, 8-byte aligned, contents undefined.
+  char* allocate(std::size_t size) {
+    if (size <= kExact) [[likely]] {
+      const std::size_t number = (size + 7) / 8;
+      if (FreeBlock* const block = free_[number]) {
+        free_[number] = block->next;
+        used_ += number * 8;
+        return reinterpret_cast<char*>(block);
+      }
+    }
+    return allocate_slowly(size);
+  }
+  // `size` is the one it was allocated with.
+  void release(char* block, std::size_t size) {
+    if (size <= kExact) [[likely]] {
+      const std::size_t number = (size + 7) / 8;
+      auto* const free_block = reinterpret_cast<FreeBlock*>(block);
+      free_block->next = free_[number];
+      free_[number] = free_block;
+      used_ -= number * 8;
+      return;
+    }
+    release_slowly(block, size);
+  }
+
+  std::uint64_t used() const { return used_; }          // in blocks handed out
+  std::uint64_t reserved() const { return reserved_; }  // taken from the system
+
+  static constexpr std::size_t kExact = 1024;        // up to here one list for every multiple of 8
+  static constexpr std::size_t kLargest = 32 << 10;  // up to here lists for eighths of powers of two
+
+ private:
+  struct FreeBlock {
+    FreeBlock* next;
+  };
+  static constexpr std::size_t kExactLists = kExact / 8 + 1;
+  static constexpr std::size_t kLists = kExactLists + 5 * 8;
+
+  char* allocate_slowly(std::size_t size);
+  void release_slowly(char* block, std::size_t size);
+  char* carve(std::size_t size);
+
+  std::array<FreeBlock*, kLists> free_{};
+  char* next_ = nullptr;  // of the newest chunk: what was never handed out
+  char* end_ = nullptr;
+  std::vector<char*> chunks_;
+  std::uint64_t used_ = 0, reserved_ = 0;
+};
+
+}  // namespace novoht::core

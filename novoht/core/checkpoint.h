@@ -1,0 +1,56 @@
+// Checkpoints: one table whole, in one file. A checkpoint is written a slice at a time while the table goes on changing,
+// so an entry is as it was at some moment between begin and end; the log's records from the beginning on, played over it,
+// make it exact (a change that an entry already has is known by the entry's version). Hence the log up to the end must be
+// durable before the file takes its name.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "novoht/core/table.h"
+
+namespace novoht::core {
+
+// Writes <path>.new and renames it to <path>. One thread.
+class CheckpointWriter {
+ public:
+  static Result<std::unique_ptr<CheckpointWriter>> begin(base::FileSystem& files, std::string path,
+                                                         const CheckpointHeader& header, Bytes attachment);
+  ~CheckpointWriter();  // an unfinished one leaves nothing
+
+  // Writes some more of `table`, about `bytes`. Returns whether all entries have been written.
+  Result<bool> write_some(const Table& table, std::size_t bytes);
+  // Ends the file, syncs it, gives it its name and syncs the folder.
+  Result<void> finish(const CheckpointEnd& end, const std::string& folder);
+
+  std::uint64_t size() const { return offset_; }
+  std::uint64_t entries() const { return entries_; }
+  const CheckpointHeader& header() const { return header_; }
+
+ private:
+  CheckpointWriter(base::FileSystem& files, std::string path, std::unique_ptr<base::File> file, CheckpointHeader header)
+      : files_(files), path_(std::move(path)), file_(std::move(file)), header_(header) {}
+  Result<void> write(BlockKind kind, Bytes payload);
+
+  base::FileSystem& files_;
+  const std::string path_;
+  std::unique_ptr<base::File> file_;
+  const CheckpointHeader header_;
+  std::uint64_t offset_ = 0, unsynced_ = 0, entries_ = 0, cursor_ = 0;
+  std::string block_, buffer_;
+  bool walked_ = false, finished_ = false;
+};
+
+struct Checkpoint {
+  CheckpointHeader header;
+  CheckpointEnd end;
+  std::uint64_t size = 0;
+};
+// Reads a checkpoint, calling for the attachment first and then for every entry. Errors: corrupt (file and offset),
+// unsupported, io, and the callbacks'.
+Result<Checkpoint> read_checkpoint(base::FileSystem& files, const std::string& path, std::uint64_t store, TableId table,
+                                   const std::function<Result<void>(const CheckpointHeader&, Bytes attachment)>& on_attachment,
+                                   const std::function<void(const CheckpointEntry&)>& on_entry);
+
+}  // namespace novoht::core

@@ -1,0 +1,305 @@
+#include "novoht/core/format.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace novoht::core {
+namespace {
+
+constexpr char kStoreMagic[] = "NoVoHTst";
+constexpr char kSegmentMagic[] = "NoVoHTlg";
+constexpr char kCheckpointMagic[] = "NoVoHTcp";
+
+// The last millisecond that a WallTime can hold.
+constexpr std::uint64_t kLastMilli = std::uint64_t{std::numeric_limits<std::int64_t>::max()} / 1'000'000;
+constexpr std::uint8_t kHasExpiry = 0x80;  // in a change's kind byte
+constexpr std::uint8_t kHasEpoch = 1, kHasNote = 2;  // in a record's flags
+
+std::string hex(std::uint64_t number, int digits) {
+  std::string text(static_cast<std::size_t>(digits), '0');
+  for (int i = digits - 1; i >= 0; i--, number >>= 4) text[static_cast<std::size_t>(i)] = "0123456789abcdef"[number & 15];
+  return text;
+}
+
+std::optional<std::uint64_t> between(Bytes name, Bytes before, std::size_t digits, Bytes after) {
+  if (name.size() != before.size() + digits + after.size() || !name.starts_with(before) || !name.ends_with(after)) return {};
+  std::uint64_t number = 0;
+  for (char c : name.substr(before.size(), digits)) {
+    if (c >= '0' && c <= '9') number = number << 4 | static_cast<std::uint64_t>(c - '0');
+    else if (c >= 'a' && c <= 'f') number = number << 4 | static_cast<std::uint64_t>(c - 'a' + 10);
+    else return {};
+  }
+  return number;
+}
+
+// Checksums of a record begin with its own place.
+std::uint32_t seed_of(std::uint64_t salt, std::uint64_t offset) {
+  char place[16];
+  base::store(place, salt);
+  base::store(place + 8, offset);
+  return base::crc32c(Bytes(place, sizeof place));
+}
+
+}  // namespace
+
+std::string segment_name(std::uint64_t number) { return "log-" + hex(number, 16) + ".segment"; }
+std::string checkpoint_name(TableId table) { return "table-" + hex(static_cast<std::uint32_t>(table), 8) + ".checkpoint"; }
+std::optional<std::uint64_t> segment_number(Bytes name) { return between(name, "log-", 16, ".segment"); }
+std::optional<TableId> checkpoint_table(Bytes name) {
+  const auto number = between(name, "table-", 8, ".checkpoint");
+  if (!number) return {};
+  return TableId{static_cast<std::uint32_t>(*number)};
+}
+
+std::string encode_store_file(const StoreFile& about) {
+  std::string out(kStoreMagic, 8);
+  base::Writer w(out);
+  w.u32(kFormat);
+  w.u32(0);
+  w.u64(about.id);
+  w.u64(about.created_ms);
+  w.u32(0);
+  w.u32(base::crc32c(out));
+  return out;
+}
+
+Result<StoreFile> parse_store_file(Bytes bytes, const std::string& path) {
+  if (bytes.size() < 8 || bytes.substr(0, 8) != Bytes(kStoreMagic, 8))
+    return base::fail(Code::invalid, path, ": not a store's file");
+  if (bytes.size() < kStoreFileSize)
+    return base::fail(Code::corrupt, path, ": ", bytes.size(), " bytes, expected ", kStoreFileSize);
+  base::Reader in(bytes);
+  in.raw(8);
+  const std::uint32_t format = in.u32();
+  const std::uint32_t found = base::crc32c(bytes.substr(0, kStoreFileSize - 4));
+  const std::uint32_t expected = base::load<std::uint32_t>(bytes.data() + kStoreFileSize - 4);
+  if (found != expected) return base::fail(Code::corrupt, path, ": checksum ", found, ", expected ", expected);
+  if (format > kFormat)
+    return base::fail(Code::unsupported, path, ": format ", format, "; this build knows formats up to ", kFormat);
+  in.u32();
+  StoreFile about;
+  about.id = in.u64();
+  about.created_ms = in.u64();
+  return about;
+}
+
+std::string encode_segment_header(const SegmentHeader& header) {
+  std::string out(kSegmentMagic, 8);
+  base::Writer w(out);
+  w.u32(kFormat);
+  w.u32(0);
+  w.u64(header.store);
+  w.u64(header.number);
+  w.u64(header.begin);
+  w.u64(header.needed_from);
+  w.u64(header.size);
+  w.u32(0);
+  w.u32(base::crc32c(out));
+  return out;
+}
+
+Result<HeaderState> parse_segment_header(Bytes bytes, const std::string& path, SegmentHeader& header) {
+  bytes = bytes.substr(0, kSegmentHeaderSize);
+  if (std::all_of(bytes.begin(), bytes.end(), [](char c) { return c == '\0'; })) return HeaderState::blank;
+  if (bytes.size() < kSegmentHeaderSize || bytes.substr(0, 8) != Bytes(kSegmentMagic, 8)) return HeaderState::bad;
+  if (base::crc32c(bytes.substr(0, kSegmentHeaderSize - 4)) != base::load<std::uint32_t>(bytes.data() + kSegmentHeaderSize - 4))
+    return HeaderState::bad;
+  base::Reader in(bytes);
+  in.raw(8);
+  if (const std::uint32_t format = in.u32(); format > kFormat)
+    return base::fail(Code::unsupported, path, ": format ", format, "; this build knows formats up to ", kFormat);
+  in.u32();
+  header.store = in.u64();
+  header.number = in.u64();
+  header.begin = in.u64();
+  header.needed_from = in.u64();
+  header.size = in.u64();
+  return HeaderState::good;
+}
+
+std::uint64_t segment_salt(std::uint64_t store, std::uint64_t number) {
+  char both[16];
+  base::store(both, store);
+  base::store(both + 8, number);
+  return base::hash64(Bytes(both, sizeof both));
+}
+
+void encode_record(char* to, std::size_t size, const RecordFields& fields, std::uint64_t salt, std::uint64_t offset,
+                   Position position, Position durable) {
+  base::store(to + size - 8, std::uint64_t{0});  // the padding
+  const std::uint64_t behind = (position - durable) / 8;
+  base::store(to + 8, fields.version);
+  base::store(to + 16, static_cast<std::uint32_t>(fields.table));
+  base::store(to + 20, static_cast<std::uint32_t>(std::min<std::uint64_t>(behind, std::numeric_limits<std::uint32_t>::max())));
+  to[24] = static_cast<char>(fields.type);
+  to[25] = static_cast<char>((fields.epoch != 0 ? kHasEpoch : 0) | (fields.note.empty() ? 0 : kHasNote));
+  base::store(to + 26, static_cast<std::uint16_t>(fields.changes.size()));
+  char* at = to + kRecordHeaderSize;
+  if (fields.epoch != 0) {
+    base::store(at, fields.epoch);
+    at += 8;
+  }
+  if (!fields.note.empty()) {
+    base::store(at, static_cast<std::uint32_t>(fields.note.size()));
+    std::memcpy(at + 4, fields.note.data(), fields.note.size());
+    at += 4 + fields.note.size();
+  }
+  for (const Change& change : fields.changes) {
+    const bool expires = change.expires != base::kNever;
+    at[0] = static_cast<char>(static_cast<std::uint8_t>(change.kind) | (expires ? kHasExpiry : 0));
+    base::store(at + 1, static_cast<std::uint16_t>(change.key.size()));
+    base::store(at + 3, static_cast<std::uint32_t>(change.value.size()));
+    at += kChangeHeaderSize;
+    if (expires) {
+      base::store(at, base::to_millis(change.expires));
+      at += 8;
+    }
+    std::memcpy(at, change.key.data(), change.key.size());
+    at += change.key.size();
+    if (!change.value.empty()) std::memcpy(at, change.value.data(), change.value.size());
+    at += change.value.size();
+  }
+  base::store(to + 4, static_cast<std::uint32_t>(at - to));
+  base::store(to, base::crc32c(Bytes(to + 4, size - 4), seed_of(salt, offset)));
+}
+
+std::optional<Record> parse_record(Bytes segment, std::uint64_t offset, std::uint64_t salt, Position position) {
+  if (offset > segment.size() || segment.size() - offset < padded(kRecordHeaderSize)) return {};
+  const char* const from = segment.data() + offset;
+  const std::uint32_t exact = base::load<std::uint32_t>(from + 4);
+  if (exact < kRecordHeaderSize || exact > kMaxRecordSize || padded(exact) > segment.size() - offset) return {};
+  const std::uint8_t type = static_cast<std::uint8_t>(from[24]), flags = static_cast<std::uint8_t>(from[25]);
+  if (type < 1 || type > 4 || (flags & ~(kHasEpoch | kHasNote)) != 0) return {};
+  const std::size_t size = padded(exact);
+  if (base::crc32c(Bytes(from + 4, size - 4), seed_of(salt, offset)) != base::load<std::uint32_t>(from)) return {};
+  Record record;
+  record.size = size;
+  record.type = static_cast<RecordType>(type);
+  base::Reader in(Bytes(from + 8, exact - 8));
+  record.version = in.u64();
+  record.table = TableId{in.u32()};
+  const std::uint64_t behind = std::uint64_t{in.u32()} * 8;
+  record.durable = position > behind ? position - behind : 0;
+  in.u16();
+  record.change_count = in.u16();
+  if (flags & kHasEpoch) record.epoch = in.u64();
+  if (flags & kHasNote) record.note = in.str();
+  if (!in.ok()) return {};
+  record.changes = in.raw(in.left());
+  return record;
+}
+
+std::optional<Change> ChangeReader::next() {
+  if (left_ == 0 || !ok_) {
+    ok_ = ok_ && in_.done();
+    return {};
+  }
+  left_--;
+  const std::uint8_t kind = in_.u8();
+  const std::uint16_t key_size = in_.u16();
+  const std::uint32_t value_size = in_.u32();
+  Change change;
+  if (kind & kHasExpiry) change.expires = base::from_millis(std::min<std::uint64_t>(in_.u64(), kLastMilli));
+  change.kind = static_cast<Change::Kind>(kind & ~kHasExpiry);
+  change.key = in_.raw(key_size);
+  change.value = in_.raw(value_size);
+  ok_ = in_.ok() && key_size > 0 && change.kind >= Change::Kind::insert && change.kind <= Change::Kind::remove;
+  if (!ok_) return {};
+  return change;
+}
+
+std::string checkpoint_magic() {
+  std::string out(kCheckpointMagic, 8);
+  base::Writer w(out);
+  w.u32(kFormat);
+  w.u32(base::crc32c(out));
+  return out;
+}
+
+void append_block(std::string& out, BlockKind kind, Bytes payload, std::uint64_t offset) {
+  char header[kBlockHeaderSize];
+  base::store(header + 4, static_cast<std::uint32_t>(kind));
+  base::store(header + 8, std::uint64_t{payload.size()});
+  base::store(header + 16, offset);
+  base::store(header, base::crc32c(payload, base::crc32c(Bytes(header + 4, sizeof header - 4))));
+  out.append(header, sizeof header);
+  out.append(payload);
+}
+
+std::optional<Block> parse_block(Bytes file, std::uint64_t offset) {
+  if (offset > file.size() || file.size() - offset < kBlockHeaderSize) return {};
+  const char* const from = file.data() + offset;
+  const std::uint64_t size = base::load<std::uint64_t>(from + 8);
+  if (size > file.size() - offset - kBlockHeaderSize || base::load<std::uint64_t>(from + 16) != offset) return {};
+  const Bytes payload(from + kBlockHeaderSize, size);
+  if (base::crc32c(payload, base::crc32c(Bytes(from + 4, kBlockHeaderSize - 4))) != base::load<std::uint32_t>(from)) return {};
+  const std::uint32_t kind = base::load<std::uint32_t>(from + 4);
+  if (kind < 1 || kind > 4) return {};
+  return Block{static_cast<BlockKind>(kind), payload, kBlockHeaderSize + size};
+}
+
+std::string encode_checkpoint_header(const CheckpointHeader& header) {
+  std::string out;
+  base::Writer w(out);
+  w.u64(header.store);
+  w.u32(static_cast<std::uint32_t>(header.table));
+  w.u32(0);
+  w.u64(header.version);
+  w.u64(header.epoch);
+  w.u64(header.position);
+  return out;
+}
+std::optional<CheckpointHeader> parse_checkpoint_header(Bytes payload) {
+  base::Reader in(payload);
+  CheckpointHeader header;
+  header.store = in.u64();
+  header.table = TableId{in.u32()};
+  in.u32();
+  header.version = in.u64();
+  header.epoch = in.u64();
+  header.position = in.u64();
+  if (!in.done()) return {};
+  return header;
+}
+
+std::string encode_checkpoint_end(const CheckpointEnd& end) {
+  std::string out;
+  base::Writer w(out);
+  w.u64(end.entries);
+  w.u64(end.version);
+  w.u64(end.position);
+  return out;
+}
+std::optional<CheckpointEnd> parse_checkpoint_end(Bytes payload) {
+  base::Reader in(payload);
+  CheckpointEnd end;
+  end.entries = in.u64();
+  end.version = in.u64();
+  end.position = in.u64();
+  if (!in.done()) return {};
+  return end;
+}
+
+std::optional<CheckpointEntry> parse_checkpoint_entry(base::Reader& in) {
+  CheckpointEntry entry;
+  const std::uint8_t flags = in.u8();
+  const std::uint16_t key_size = in.u16();
+  entry.version = in.u64();
+  if (flags & 1) entry.expires_ms = in.u64();
+  entry.value_size = in.u64();
+  if (flags & 2) entry.fragment_count = in.u32();
+  entry.key = in.raw(key_size);
+  if (!in.ok() || flags > 3 || key_size == 0 || entry.fragment_count == 0) return {};
+  entry.fragment_ends = in.raw(std::size_t{8} * (entry.fragment_count - 1));
+  entry.value = in.raw(entry.value_size);
+  if (!in.ok()) return {};
+  std::uint64_t last = 0;
+  for (std::uint32_t i = 0; i < entry.fragment_count; i++) {
+    const std::uint64_t end = entry.fragment_end(i);
+    if (end < last || end > entry.value_size) return {};
+    last = end;
+  }
+  return entry;
+}
+
+}  // namespace novoht::core

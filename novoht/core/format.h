@@ -1,0 +1,163 @@
+// The bytes of a store's files: functions from bytes to bytes. FORMAT.md is the same in words, with a worked example.
+//
+//   STORE                      what folder this is
+//   LOCK                       held by the process that has the store open
+//   log-<number>.segment       records, in order; <number> is 16 hexadecimal digits and never used twice
+//   table-<id>.checkpoint      one table whole; <id> is 8 hexadecimal digits
+//
+// Positions in the log are counted in record bytes since the store was made, over all segments (`Position`): a segment's
+// header says at which it begins.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "novoht/store.h"
+
+namespace novoht::core {
+
+using Position = std::uint64_t;
+
+inline constexpr std::uint32_t kFormat = 1;  // of every file; a greater one is refused with `unsupported`
+
+inline constexpr std::size_t kStoreFileSize = 40;
+inline constexpr std::size_t kSegmentHeaderSize = 64;
+inline constexpr std::size_t kRecordHeaderSize = 28;
+inline constexpr std::size_t kChangeHeaderSize = 7;
+inline constexpr std::size_t kMaxChanges = 65'535;  // of one record
+inline constexpr std::size_t kBlockHeaderSize = 24;
+
+std::string segment_name(std::uint64_t number);
+std::string checkpoint_name(TableId table);
+std::optional<std::uint64_t> segment_number(Bytes name);  // nothing when it is not a segment's name
+std::optional<TableId> checkpoint_table(Bytes name);
+
+// --- STORE ---
+struct StoreFile {
+  std::uint64_t id = 0;  // random; in the header of every other file
+  std::uint64_t created_ms = 0;
+};
+std::string encode_store_file(const StoreFile& about);
+// Errors: invalid (not a store's), unsupported, corrupt. `path` is for the message.
+Result<StoreFile> parse_store_file(Bytes bytes, const std::string& path);
+
+// --- segments ---
+struct SegmentHeader {
+  std::uint64_t store = 0;
+  std::uint64_t number = 0;
+  Position begin = 0;        // of the first record
+  Position needed_from = 0;  // records before this one were in checkpoints when the segment was begun
+  std::uint64_t size = 0;    // of the file, in bytes
+};
+std::string encode_segment_header(const SegmentHeader& header);
+enum class HeaderState { good, blank, bad };  // blank: prepared and not begun
+// Errors: unsupported only.
+Result<HeaderState> parse_segment_header(Bytes bytes, const std::string& path, SegmentHeader& header);
+
+// What a segment's checksums begin with: no record of another store, segment or place checks out in this one.
+std::uint64_t segment_salt(std::uint64_t store, std::uint64_t number);
+
+// --- records ---
+enum class RecordType : std::uint8_t {
+  changes = 1,
+  mark = 2,  // says only how far the log was synced; written when a store is closed
+  trim = 3,  // the log before `version` (a position) is no longer needed; its segments may be gone
+  drop = 4,  // the table is forgotten: its version starts again at 0
+};
+
+struct Record {
+  RecordType type = RecordType::changes;
+  TableId table{};
+  Version version = 0;
+  std::uint64_t epoch = 0;
+  Bytes note;
+  std::uint16_t change_count = 0;
+  Bytes changes;         // see ChangeReader
+  Position durable = 0;  // the log was known to be synced up to here when the record was written
+  std::size_t size = 0;  // in the segment, padding and all
+};
+
+inline constexpr std::size_t padded(std::size_t size) { return (size + 7) & ~std::size_t{7}; }
+
+// Size of the record in the segment.
+inline std::size_t record_size(std::span<const Change> changes, Bytes note, std::uint64_t epoch) {
+  std::size_t size = kRecordHeaderSize + (epoch != 0 ? 8 : 0) + (note.empty() ? 0 : 4 + note.size());
+  for (const Change& change : changes)
+    size += kChangeHeaderSize + (change.expires != base::kNever ? 8 : 0) + change.key.size() + change.value.size();
+  return padded(size);
+}
+struct RecordFields {
+  RecordType type = RecordType::changes;
+  TableId table{};
+  Version version = 0;
+  std::uint64_t epoch = 0;
+  Bytes note;
+  std::span<const Change> changes;
+};
+// Writes the record, record_size() bytes, to `to`: at `offset` of the segment with `salt`, at `position` of the log, when
+// the log is known to be synced up to `durable`.
+void encode_record(char* to, std::size_t size, const RecordFields& fields, std::uint64_t salt, std::uint64_t offset,
+                   Position position, Position durable);
+// The record at `offset` of the segment, if a whole good one is there.
+std::optional<Record> parse_record(Bytes segment, std::uint64_t offset, std::uint64_t salt, Position position);
+
+// Reads a record's or batch's changes one by one.
+class ChangeReader {
+ public:
+  ChangeReader(Bytes bytes, std::size_t count) : in_(bytes), left_(count) {}
+  // The next one; nothing at the end, or when the bytes make no sense (then ok() is false).
+  std::optional<Change> next();
+  bool ok() const { return ok_; }
+
+ private:
+  base::Reader in_;
+  std::size_t left_;
+  bool ok_ = true;
+};
+
+// --- checkpoints ---
+struct CheckpointHeader {
+  std::uint64_t store = 0;
+  TableId table{};
+  Version version = 0;      // of the table when the checkpoint was begun
+  std::uint64_t epoch = 0;
+  Position position = 0;    // records of the table from here on are to be replayed over it
+};
+struct CheckpointEnd {
+  std::uint64_t entries = 0;
+  Version version = 0;    // of the table when the checkpoint was ended: no entry is newer
+  Position position = 0;  // the log was synced up to here before the checkpoint took its name
+};
+enum class BlockKind : std::uint32_t { header = 1, attachment = 2, entries = 3, end = 4 };
+struct Block {
+  BlockKind kind{};
+  Bytes payload;
+  std::size_t size = 0;  // with its header
+};
+inline constexpr std::size_t kCheckpointMagicSize = 16;
+std::string checkpoint_magic();
+void append_block(std::string& out, BlockKind kind, Bytes payload, std::uint64_t offset);
+std::optional<Block> parse_block(Bytes file, std::uint64_t offset);
+std::string encode_checkpoint_header(const CheckpointHeader& header);
+std::optional<CheckpointHeader> parse_checkpoint_header(Bytes payload);
+std::string encode_checkpoint_end(const CheckpointEnd& end);
+std::optional<CheckpointEnd> parse_checkpoint_end(Bytes payload);
+
+// One key as a checkpoint has it. The ends of all fragments but the last.
+struct CheckpointEntry {
+  Bytes key;
+  Version version = 0;
+  std::uint64_t expires_ms = 0;
+  std::uint64_t value_size = 0;
+  std::uint32_t fragment_count = 1;
+  Bytes fragment_ends;  // (fragment_count - 1) x 8 bytes
+  Bytes value;
+  std::uint64_t fragment_end(std::uint32_t index) const {
+    return index + 1 == fragment_count ? value_size : base::load<std::uint64_t>(fragment_ends.data() + 8 * index);
+  }
+};
+std::optional<CheckpointEntry> parse_checkpoint_entry(base::Reader& in);
+
+}  // namespace novoht::core

@@ -1,0 +1,131 @@
+// The writing end of the log: segments, the record being gathered for the next write, syncs, and dropping what is no
+// longer needed. Recovery (core/recovery.h) reads it back.
+//
+// Room for a record is a promise: room() has the segment's blocks on disk before the caller changes anything in memory.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "novoht/core/format.h"
+
+namespace novoht::core {
+
+struct Segment {
+  std::uint64_t number = 0;
+  Position begin = 0;       // of its first record
+  std::uint64_t size = 0;   // bytes reserved on disk
+  std::shared_ptr<base::File> file;
+};
+
+// What recovery found, and where writing goes on.
+struct LogState {
+  std::uint64_t store = 0;
+  std::deque<Segment> segments;    // that hold records, oldest first; the last is written on
+  std::uint64_t offset = 0;        // in the last segment
+  Position position = 0;           // of the next record; everything before is durable
+  std::uint64_t next_number = 1;
+  std::optional<Segment> spare;    // prepared and not begun
+  bool ends_with_mark = false;
+};
+
+// One thread; a job of begin_sync() may run on another.
+class Log {
+ public:
+  // live_bytes says what all tables hold: segments grow with it, up to `segment_size`.
+  Log(base::FileSystem& files, std::string folder, std::uint64_t segment_size, std::function<std::uint64_t()> live_bytes)
+      : files_(files), folder_(std::move(folder)), segment_size_(segment_size), live_bytes_(std::move(live_bytes)) {}
+
+  void adopt(LogState state);
+
+  // Where a record of `size` bytes may be encoded, for salt(), offset(), position(); then commit(size), or nothing.
+  // Errors: no_space, io (nothing changed; after a failed write or sync the log is failed for good).
+  Result<char*> room(std::size_t size) {
+    if (!failed_ && !segments_.empty() && offset_ + size <= segments_.back().size && pending_size_ + size <= pending_capacity_ &&
+        pending_size_ < kFlushAt) [[likely]]
+      return pending_.get() + pending_size_;
+    return room_slowly(size);
+  }
+  void commit(std::size_t size) {
+    pending_size_ += size;
+    offset_ += size;
+    position_ += size;
+    marked_ = false;
+  }
+  std::uint64_t salt() const { return salt_; }
+  std::uint64_t offset() const { return offset_; }
+  Position position() const { return position_; }
+  Position durable() const { return durable_; }
+  Position begin() const { return segments_.empty() ? position_ : segments_.front().begin; }
+
+  Result<void> flush();
+  Result<void> sync();
+  Result<std::unique_ptr<SyncJob>> begin_sync();
+  void finish_sync(const Result<void>& outcome);
+  bool dirty() const { return durable_ != position_; }
+  bool failed() const { return failed_; }
+  base::Error failure() const { return failure_; }
+  // As failing a write does: nothing more is written.
+  void fail_with(base::Error error);
+
+  // Makes the next segment ready, a piece at a time. Returns whether there is more to do.
+  Result<bool> prepare();
+  bool wants_spare() const;
+  // Begins a new segment, so that the one before can be dropped.
+  Result<void> rotate();
+  // Whether a segment ends at or before `needed`; if so writes a trim record, and once that is durable drop_trimmed()
+  // removes such segments, one a call, and returns whether it did.
+  Result<bool> trim(Position needed);
+  Result<bool> drop_trimmed();
+
+  // A last record that says that everything before it is synced, if so.
+  void close();
+
+  std::uint64_t bytes() const;
+  std::uint64_t segment_count() const { return segments_.size() + (spare_ ? 1 : 0); }
+  std::uint64_t flushes() const { return flushes_; }
+  std::uint64_t syncs() const { return syncs_; }
+
+ private:
+  class Job;
+  static constexpr std::size_t kFlushAt = std::size_t{1} << 20;  // bytes gathered before they are written unasked
+
+  Result<char*> room_slowly(std::size_t size);
+  Result<void> make_space(std::size_t size);
+  Result<void> begin_segment(std::size_t record_size);
+  std::uint64_t next_size(std::size_t record_size) const;
+  Result<Segment> make_segment(std::uint64_t first_size);
+  std::string path_of(std::uint64_t number) const { return folder_ + "/" + segment_name(number); }
+
+  base::FileSystem& files_;
+  const std::string folder_;
+  const std::uint64_t segment_size_;
+  const std::function<std::uint64_t()> live_bytes_;
+  std::uint64_t store_ = 0;
+
+  std::deque<Segment> segments_;
+  std::optional<Segment> spare_;      // spare_->size grows to spare_wanted_ while it is prepared
+  std::uint64_t spare_wanted_ = 0;
+  std::uint64_t next_number_ = 1;
+  Position needed_from_ = 0;
+
+  std::unique_ptr<char[]> pending_;   // gathered, to be written at pending_offset_ of the last segment
+  std::size_t pending_size_ = 0, pending_capacity_ = 0;
+  std::uint64_t pending_offset_ = 0;
+  std::uint64_t salt_ = 0, offset_ = 0;
+  Position position_ = 0, durable_ = 0;
+  std::deque<Position> syncing_;      // what each unfinished job will have made durable
+  bool names_changed_ = false;        // since the folder was synced
+  bool marked_ = false;               // the last record is a mark
+
+  Position trimmed_to_ = 0;           // segments before may go ...
+  Position trim_durable_at_ = 0;      // ... when the log is durable up to here
+
+  bool failed_ = false;
+  base::Error failure_;
+  std::uint64_t flushes_ = 0, syncs_ = 0;
+};
+
+}  // namespace novoht::core

@@ -1,0 +1,522 @@
+#include "novoht/core/table.h"
+
+#include <algorithm>
+#include <new>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+namespace novoht::core {
+namespace {
+
+constexpr std::size_t kShortMax = 4096;                       // bytes of a value, with its ends, that an entry may hold
+constexpr std::size_t kPieceMin = 4096, kPieceMax = 256 << 10;  // of a long value
+constexpr std::uint64_t kDisplaced = 1;                       // in a slot: lies beyond its home bucket
+
+// Fullness at which a leaf grows. Above, probes get long; below, memory is wasted.
+constexpr std::size_t most_entries(std::size_t bucket_count) { return bucket_count * 7 * 27 / 32; }
+
+// One bit for each of the seven tags that equal `tag`.
+std::uint32_t match(const std::uint8_t* tags, std::uint8_t tag) {
+#if defined(__SSE2__)
+  const __m128i all = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(tags));
+  return static_cast<std::uint32_t>(_mm_movemask_epi8(_mm_cmpeq_epi8(all, _mm_set1_epi8(static_cast<char>(tag))))) & 0x7f;
+#else
+  std::uint32_t bits = 0;
+  for (int i = 0; i < 7; i++) bits |= static_cast<std::uint32_t>(tags[i] == tag) << i;
+  return bits;
+#endif
+}
+
+}  // namespace
+
+// --- values ---
+
+void LongValue::add_bytes(Bytes bytes) {
+  while (!bytes.empty() || pieces.empty()) {
+    if (pieces.empty() || pieces.back().size == pieces.back().capacity) {
+      // The first piece is exact, as most long values are never appended to; later ones grow with the value.
+      const std::size_t room = pieces.empty() ? bytes.size() : std::clamp<std::size_t>(size, kPieceMin, kPieceMax);
+      Piece piece;
+      piece.capacity = std::max<std::size_t>({room, bytes.size(), 1});
+      piece.bytes = std::make_unique_for_overwrite<char[]>(piece.capacity);
+      piece.begin = size;
+      capacity += piece.capacity;
+      pieces.push_back(std::move(piece));
+    }
+    Piece& last = pieces.back();
+    const std::size_t part = std::min(bytes.size(), last.capacity - last.size);
+    std::copy_n(bytes.data(), part, last.bytes.get() + last.size);
+    last.size += part;
+    size += part;
+    bytes.remove_prefix(part);
+  }
+}
+
+void LongValue::add(Bytes fragment) {
+  add_bytes(fragment);
+  ends.push_back(size);
+}
+
+void LongValue::read(std::uint64_t offset, std::uint64_t count, std::string& out) const {
+  auto piece = std::upper_bound(pieces.begin(), pieces.end(), offset,
+                                [](std::uint64_t at, const Piece& one) { return at < one.begin; });
+  if (piece != pieces.begin()) --piece;
+  for (; piece != pieces.end() && count > 0; ++piece) {
+    const std::uint64_t skip = offset - piece->begin;
+    if (skip >= piece->size) continue;
+    const std::uint64_t part = std::min<std::uint64_t>(count, piece->size - skip);
+    out.append(piece->bytes.get() + skip, part);
+    offset += part;
+    count -= part;
+  }
+}
+
+std::uint32_t Entry::fragment_count() const {
+  if (form == kWhole) return 1;
+  if (form == kShort) return short_count();
+  return static_cast<std::uint32_t>(long_value()->ends.size());
+}
+
+std::uint64_t Entry::fragment_end(std::uint32_t index) const {
+  if (form == kWhole) return value_size;
+  if (form == kLong) return long_value()->ends[index];
+  return base::load<std::uint16_t>(payload() + 4 + short_capacity() - 2 * (std::size_t{index} + 1));
+}
+
+std::optional<Bytes> Entry::contiguous() const {
+  if (form == kWhole) return Bytes(payload(), value_size);
+  if (form == kShort) return Bytes(payload() + 4, value_size);
+  const LongValue& value = *long_value();
+  if (value.pieces.size() != 1) return {};
+  return Bytes(value.pieces[0].bytes.get(), value.pieces[0].size);
+}
+
+void Entry::read(std::uint64_t offset, std::uint64_t count, std::string& out) const {
+  const std::uint64_t whole = size();
+  if (offset >= whole) return;
+  count = std::min(count, whole - offset);
+  if (form == kLong) return long_value()->read(offset, count, out);
+  out.append(payload() + (form == kShort ? 4 : 0) + offset, count);
+}
+
+std::size_t Entry::block_size() const {
+  const std::size_t before = sizeof(Entry) + (expires ? 8 : 0) + key_size;
+  if (form == kWhole) return before + value_size;
+  if (form == kShort) return before + 4 + short_capacity();
+  return before + sizeof(LongValue*);
+}
+
+std::uint64_t Entry::memory() const {
+  if (form != kLong) return 0;
+  const LongValue& value = *long_value();
+  return sizeof(LongValue) + value.capacity + value.ends.size() * 8 + value.pieces.size() * sizeof(LongValue::Piece);
+}
+
+// --- entries ---
+
+Entry* Table::make(Bytes key, std::uint64_t expires_ms, Version version, std::size_t payload_size, Entry::Form form) {
+  const std::size_t size = sizeof(Entry) + (expires_ms != 0 ? 8 : 0) + key.size() + payload_size;
+  auto* const entry = reinterpret_cast<Entry*>(arena_.allocate(size));
+  entry->version = version;
+  entry->value_size = 0;
+  entry->key_size = static_cast<std::uint16_t>(key.size());
+  entry->form = form;
+  entry->expires = expires_ms != 0;
+  char* at = entry->tail();
+  if (expires_ms != 0) {
+    base::store(at, expires_ms);
+    at += 8;
+  }
+  std::memcpy(at, key.data(), key.size());
+  return entry;
+}
+
+Entry* Table::make_value(Bytes key, Bytes value, std::uint64_t expires_ms, Version version) {
+  if (value.size() <= kShortMax) {
+    Entry* const entry = make(key, expires_ms, version, value.size(), Entry::kWhole);
+    entry->value_size = static_cast<std::uint32_t>(value.size());
+    if (!value.empty()) std::memcpy(entry->payload(), value.data(), value.size());
+    return entry;
+  }
+  Entry* const entry = make(key, expires_ms, version, sizeof(LongValue*), Entry::kLong);
+  auto* const longer = new LongValue;
+  longer->add(value);
+  base::store(entry->payload(), longer);
+  long_bytes_ += entry->memory();
+  return entry;
+}
+
+void Table::destroy(Entry* entry) {
+  const std::size_t size = entry->block_size();
+  if (entry->form == Entry::kLong) {
+    long_bytes_ -= entry->memory();
+    delete entry->long_value();
+  }
+  arena_.release(reinterpret_cast<char*>(entry), size);
+}
+
+void Table::count_in(std::uint64_t hash, const Entry& entry) {
+  count_++;
+  live_bytes_ += entry.key_size + entry.size();
+  if (!entry.expires) return;
+  if (expiries_ == nullptr) expiries_ = std::make_unique<std::multiset<std::pair<std::uint64_t, std::uint64_t>>>();
+  expiries_->emplace(entry.expires_ms(), hash);
+}
+
+void Table::count_out(std::uint64_t hash, const Entry& entry) {
+  count_--;
+  live_bytes_ -= entry.key_size + entry.size();
+  if (!entry.expires) return;
+  expiries_->erase(expiries_->find({entry.expires_ms(), hash}));
+}
+
+// --- operations ---
+
+Table::Place Table::locate(std::uint64_t hash, Bytes key) const {
+  if (roots_.empty()) return {};
+  Bucket* const buckets = roots_[leaf_index(hash)];
+  const std::uint8_t tag = tag_of(hash);
+  const std::uint64_t high = hash >> 48;
+  std::size_t at = home_of(hash, bucket_count_);
+  for (std::size_t step = 0; step < bucket_count_; step++) {
+    Bucket& bucket = buckets[at];
+    for (std::uint32_t bits = match(bucket.tags, tag); bits != 0; bits &= bits - 1) {
+      const auto slot = static_cast<std::size_t>(__builtin_ctz(bits));
+      if (bucket.slots[slot] >> 48 != high) continue;
+      const Entry* const entry = entry_of(bucket.slots[slot]);
+      if (entry->key_size == key.size() && std::memcmp(entry->key().data(), key.data(), key.size()) == 0) return {&bucket, slot};
+    }
+    if (bucket.passed == 0) return {};
+    at = at + 1 == bucket_count_ ? 0 : at + 1;
+  }
+  return {};
+}
+
+const Entry* Table::find(std::uint64_t hash, Bytes key) const {
+  const Place where = locate(hash, key);
+  return where.bucket == nullptr ? nullptr : entry_of(where.bucket->slots[where.slot]);
+}
+
+void Table::put(std::uint64_t hash, Bytes key, Bytes value, std::uint64_t expires_ms, Version version) {
+  const Place where = locate(hash, key);
+  if (where.bucket == nullptr) {
+    Entry* const entry = make_value(key, value, expires_ms, version);
+    place(hash, entry);
+    count_in(hash, *entry);
+    return;
+  }
+  Entry* const old = entry_of(where.bucket->slots[where.slot]);
+  if (old->form == Entry::kWhole && !old->expires && expires_ms == 0 && value.size() <= kShortMax &&
+      (old->value_size + 7) / 8 == (value.size() + 7) / 8 && old->block_size() <= Arena::kExact &&
+      padded(old->block_size()) == padded(old->block_size() - old->value_size + value.size())) {
+    live_bytes_ += value.size();
+    live_bytes_ -= old->value_size;
+    old->value_size = static_cast<std::uint32_t>(value.size());
+    old->version = version;
+    if (!value.empty()) std::memcpy(old->payload(), value.data(), value.size());
+    return;
+  }
+  Entry* const entry = make_value(key, value, expires_ms, version);
+  count_out(hash, *old);
+  replace(where, entry);
+  destroy(old);
+  count_in(hash, *entry);
+}
+
+void Table::append(std::uint64_t hash, Bytes key, Bytes fragment, std::uint64_t expires_ms, Version version) {
+  const Place where = locate(hash, key);
+  if (where.bucket == nullptr) {
+    Entry* const entry = make_value(key, fragment, expires_ms, version);
+    place(hash, entry);
+    count_in(hash, *entry);
+    return;
+  }
+  Entry* const old = entry_of(where.bucket->slots[where.slot]);
+  live_bytes_ += fragment.size();
+  if (old->form == Entry::kLong) {
+    long_bytes_ -= old->memory();
+    old->long_value()->add(fragment);
+    long_bytes_ += old->memory();
+    old->version = version;
+    return;
+  }
+  const std::size_t old_size = old->value_size, size = old_size + fragment.size();
+  const std::uint32_t old_count = old->fragment_count();
+  const std::size_t need = size + 2 * (std::size_t{old_count} + 1);
+  if (old->form == Entry::kShort && need <= old->short_capacity()) {
+    char* const bytes = old->payload() + 4;
+    if (!fragment.empty()) std::memcpy(bytes + old_size, fragment.data(), fragment.size());
+    base::store(bytes + old->short_capacity() - 2 * (std::size_t{old_count} + 1), static_cast<std::uint16_t>(size));
+    base::store(old->payload(), static_cast<std::uint16_t>(old_count + 1));
+    old->value_size = static_cast<std::uint32_t>(size);
+    old->version = version;
+    return;
+  }
+  Entry* entry;
+  if (need <= kShortMax) {
+    // Half as much again, up to what the arena rounds to anyway.
+    const std::size_t before = sizeof(Entry) + (old->expires ? 8 : 0) + old->key_size + 4;
+    const std::size_t capacity = std::min(padded(before + need + need / 2) - before, kShortMax + 8);
+    entry = make(old->key(), old->expires_ms(), version, 4 + capacity, Entry::kShort);
+    entry->value_size = static_cast<std::uint32_t>(size);
+    char* const to = entry->payload();
+    base::store(to, static_cast<std::uint16_t>(old_count + 1));
+    base::store(to + 2, static_cast<std::uint16_t>(capacity));
+    const Bytes value = *old->contiguous();
+    std::memcpy(to + 4, value.data(), value.size());
+    if (!fragment.empty()) std::memcpy(to + 4 + value.size(), fragment.data(), fragment.size());
+    for (std::uint32_t i = 0; i < old_count; i++)
+      base::store(to + 4 + capacity - 2 * (std::size_t{i} + 1), static_cast<std::uint16_t>(old->fragment_end(i)));
+    base::store(to + 4 + capacity - 2 * (std::size_t{old_count} + 1), static_cast<std::uint16_t>(size));
+  } else {
+    entry = make(old->key(), old->expires_ms(), version, sizeof(LongValue*), Entry::kLong);
+    auto* const longer = new LongValue;
+    longer->add_bytes(*old->contiguous());
+    for (std::uint32_t i = 0; i < old_count; i++) longer->ends.push_back(old->fragment_end(i));
+    longer->add(fragment);
+    base::store(entry->payload(), longer);
+    long_bytes_ += entry->memory();
+  }
+  replace(where, entry);
+  destroy(old);
+}
+
+bool Table::erase(std::uint64_t hash, Bytes key) {
+  const Place where = locate(hash, key);
+  if (where.bucket == nullptr) return false;
+  const std::size_t leaf = leaf_index(hash);
+  Entry* const entry = entry_of(where.bucket->slots[where.slot]);
+  count_out(hash, *entry);
+  where.bucket->tags[where.slot] = 0;
+  leaves_[leaf]->entry_count--;
+  std::size_t at = home_of(hash, bucket_count_);
+  for (Bucket* const buckets = roots_[leaf]; &buckets[at] != where.bucket; at = at + 1 == bucket_count_ ? 0 : at + 1)
+    if (buckets[at].passed != 255) buckets[at].passed--;
+  destroy(entry);
+  return true;
+}
+
+void Table::load(const CheckpointEntry& from) {
+  const std::uint64_t key_hash = hash(from.key);
+  const Entry* const old = find(key_hash, from.key);
+  if (old != nullptr && old->version >= from.version) return;
+  put(key_hash, from.key, from.value.substr(0, from.fragment_end(0)), from.expires_ms, from.version);
+  for (std::uint32_t i = 1; i < from.fragment_count; i++) {
+    const std::uint64_t begin = from.fragment_end(i - 1);
+    append(key_hash, from.key, from.value.substr(begin, from.fragment_end(i) - begin), 0, from.version);
+  }
+}
+
+void Table::clear() {
+  Leaf* last = nullptr;
+  for (Leaf* leaf : leaves_) {
+    if (leaf == last) continue;
+    last = leaf;
+    for (std::size_t b = 0; b < leaf->bucket_count; b++)
+      for (std::size_t s = 0; s < kSlots; s++)
+        if (leaf->buckets[b].tags[s] != 0) destroy(entry_of(leaf->buckets[b].slots[s]));
+    free_leaf(leaf);
+  }
+  leaves_.clear();
+  roots_.clear();
+  expiries_.reset();
+  depth_ = bucket_count_ = 0;
+  count_ = live_bytes_ = 0;
+}
+
+void Table::prefetch_bucket(std::uint64_t hash) const {
+  if (!roots_.empty()) __builtin_prefetch(&roots_[leaf_index(hash)][home_of(hash, bucket_count_)]);
+}
+
+void Table::prefetch_entry(std::uint64_t hash) const {
+  if (roots_.empty()) return;
+  const Bucket& bucket = roots_[leaf_index(hash)][home_of(hash, bucket_count_)];
+  for (std::uint32_t bits = match(bucket.tags, tag_of(hash)); bits != 0; bits &= bits - 1) {
+    const std::uint64_t slot = bucket.slots[__builtin_ctz(bits)];
+    if (slot >> 48 != hash >> 48) continue;
+    const char* const entry = reinterpret_cast<const char*>(entry_of(slot));
+    __builtin_prefetch(entry);
+    __builtin_prefetch(entry + 64);
+    return;
+  }
+}
+
+// --- the index ---
+
+Table::Leaf* Table::make_leaf(std::size_t bucket_count, std::uint32_t depth) {
+  const std::size_t size = bucket_count * sizeof(Bucket);
+  auto* const buckets = static_cast<Bucket*>(::operator new(size, std::align_val_t{64}));
+  std::memset(static_cast<void*>(buckets), 0, size);
+  index_bytes_ += size + sizeof(Leaf) + 2 * sizeof(void*);
+  return new Leaf{buckets, static_cast<std::uint32_t>(bucket_count), 0, depth};
+}
+
+void Table::free_leaf(Leaf* leaf) {
+  index_bytes_ -= leaf->bucket_count * sizeof(Bucket) + sizeof(Leaf) + 2 * sizeof(void*);
+  ::operator delete(leaf->buckets, std::align_val_t{64});
+  delete leaf;
+}
+
+void Table::put_slot(Leaf& leaf, std::size_t home, std::uint8_t tag, std::uint64_t slot) {
+  std::size_t at = home;
+  for (;;) {
+    Bucket& bucket = leaf.buckets[at];
+    if (const std::uint32_t free = match(bucket.tags, 0); free != 0) {
+      const auto index = static_cast<std::size_t>(__builtin_ctz(free));
+      bucket.tags[index] = tag;
+      bucket.slots[index] = (slot & ~kDisplaced) | (at == home ? 0 : kDisplaced);
+      leaf.entry_count++;
+      return;
+    }
+    if (bucket.passed != 255) bucket.passed++;
+    at = at + 1 == leaf.bucket_count ? 0 : at + 1;
+  }
+}
+
+void Table::place(std::uint64_t hash, Entry* entry) {
+  if (leaves_.empty()) {
+    leaves_.push_back(make_leaf(1, 0));
+    roots_.push_back(leaves_[0]->buckets);
+    bucket_count_ = 1;
+  }
+  while (leaves_[leaf_index(hash)]->entry_count >= most_entries(bucket_count_)) {
+    if (bucket_count_ < kLeafBuckets) grow();
+    else split(hash);
+  }
+  put_slot(*leaves_[leaf_index(hash)], home_of(hash, bucket_count_), tag_of(hash),
+           reinterpret_cast<std::uint64_t>(entry) | hash >> 48 << 48);
+}
+
+void Table::replace(Place where, Entry* entry) {
+  std::uint64_t& slot = where.bucket->slots[where.slot];
+  slot = (slot & (std::uint64_t{0xffff} << 48 | kDisplaced)) | reinterpret_cast<std::uint64_t>(entry);
+}
+
+// The one leaf of a small table doubles; every entry is hashed again.
+void Table::grow() {
+  Leaf* const old = leaves_[0];
+  const std::size_t bucket_count = std::min<std::size_t>(std::size_t{2} * bucket_count_, kLeafBuckets);
+  Leaf* const leaf = make_leaf(bucket_count, 0);
+  for (std::size_t b = 0; b < old->bucket_count; b++) {
+    for (std::size_t s = 0; s < kSlots; s++) {
+      if (old->buckets[b].tags[s] == 0) continue;
+      const std::uint64_t slot = old->buckets[b].slots[s];
+      put_slot(*leaf, home_of(hash(entry_of(slot)->key()), bucket_count), old->buckets[b].tags[s], slot);
+    }
+  }
+  free_leaf(old);
+  leaves_[0] = leaf;
+  roots_[0] = leaf->buckets;
+  bucket_count_ = static_cast<std::uint32_t>(bucket_count);
+}
+
+// The leaf of `hash` becomes two, by one more bit. An entry in its home bucket keeps that place and need not be touched.
+void Table::split(std::uint64_t of) {
+  std::size_t index = leaf_index(of);
+  Leaf* const old = leaves_[index];
+  if (old->depth == depth_) {
+    std::vector<Leaf*> leaves(leaves_.size() * 2);
+    std::vector<Bucket*> roots(leaves.size());
+    for (std::size_t i = 0; i < leaves.size(); i++) {
+      leaves[i] = leaves_[i / 2];
+      roots[i] = roots_[i / 2];
+    }
+    leaves_.swap(leaves);
+    roots_.swap(roots);
+    depth_++;
+    index = leaf_index(of);
+  }
+  Leaf* const halves[2] = {make_leaf(kLeafBuckets, old->depth + 1), make_leaf(kLeafBuckets, old->depth + 1)};
+  const std::uint32_t shift = 63 - old->depth;
+  for (std::size_t b = 0; b < kLeafBuckets; b++) {
+    const Bucket& bucket = old->buckets[b];
+    for (std::size_t s = 0; s < kSlots; s++) {
+      if (bucket.tags[s] == 0) continue;
+      const std::uint64_t slot = bucket.slots[s];
+      std::uint64_t bits = slot;
+      std::size_t home = b;
+      if ((slot & kDisplaced) != 0 || shift < 48) {
+        bits = hash(entry_of(slot)->key());
+        home = home_of(bits, kLeafBuckets);
+      }
+      put_slot(*halves[bits >> shift & 1], home, bucket.tags[s], slot);
+    }
+  }
+  const std::size_t run = std::size_t{1} << (depth_ - old->depth), begin = index / run * run;
+  for (std::size_t i = begin; i < begin + run; i++) {
+    leaves_[i] = halves[i < begin + run / 2 ? 0 : 1];
+    roots_[i] = leaves_[i]->buckets;
+  }
+  free_leaf(old);
+}
+
+// --- walks ---
+
+// A cursor is a leaf's first 32 bits of hash and, below, the last 32 bits from which its entries are still to be seen.
+// Both survive a leaf's growth and split: what was seen stays seen, or is seen again.
+std::uint64_t Table::collect(std::uint64_t cursor, std::size_t limit, std::vector<Found>& found) const {
+  if (leaves_.empty()) return 0;
+  limit = std::max<std::size_t>(limit, 1);
+  std::vector<Found> here;
+  std::uint64_t prefix = cursor >> 32;
+  std::uint64_t low = cursor & 0xffffffff;
+  while (prefix >> 32 == 0) {
+    const Leaf& leaf = *leaves_[depth_ == 0 ? 0 : prefix >> (32 - depth_)];
+    for (std::size_t home = home_of(low, bucket_count_); home < bucket_count_; home++) {
+      here.clear();
+      std::size_t at = home;
+      for (std::size_t step = 0; step < bucket_count_; step++) {
+        const Bucket& bucket = leaf.buckets[at];
+        for (std::size_t s = 0; s < kSlots; s++) {
+          if (bucket.tags[s] == 0 || ((bucket.slots[s] & kDisplaced) == 0) != (at == home)) continue;
+          const Entry* const entry = entry_of(bucket.slots[s]);
+          const std::uint64_t hash = Table::hash(entry->key());
+          if (home_of(hash, bucket_count_) == home && (hash & 0xffffffff) >= low) here.push_back({hash, entry});
+        }
+        if (bucket.passed == 0) break;
+        at = at + 1 == bucket_count_ ? 0 : at + 1;
+      }
+      std::sort(here.begin(), here.end(), [](const Found& a, const Found& b) {
+        return static_cast<std::uint32_t>(a.hash) < static_cast<std::uint32_t>(b.hash);
+      });
+      std::size_t taken = std::min(here.size(), limit - found.size());
+      while (taken > 0 && taken < here.size() &&
+             static_cast<std::uint32_t>(here[taken].hash) == static_cast<std::uint32_t>(here[taken - 1].hash))
+        taken++;
+      found.insert(found.end(), here.begin(), here.begin() + static_cast<std::ptrdiff_t>(taken));
+      if (taken < here.size()) return prefix << 32 | static_cast<std::uint32_t>(here[taken].hash);
+      low = ((std::uint64_t{home} + 1) << 32) / bucket_count_ + (((std::uint64_t{home} + 1) << 32) % bucket_count_ != 0);
+      if (found.size() >= limit && home + 1 < bucket_count_) return prefix << 32 | low;
+    }
+    low = 0;
+    prefix = (prefix >> (32 - leaf.depth) << (32 - leaf.depth)) + (std::uint64_t{1} << (32 - leaf.depth));
+    if (found.size() >= limit && prefix >> 32 == 0) return prefix << 32;
+  }
+  return 0;
+}
+
+std::vector<std::string> Table::expired(std::uint64_t now_ms, std::size_t limit) const {
+  std::vector<std::string> keys;
+  if (expiries_ == nullptr) return keys;
+  std::pair<std::uint64_t, std::uint64_t> last{};
+  for (const auto& due : *expiries_) {
+    if (due.first > now_ms || keys.size() >= limit) break;
+    if (due == last) continue;
+    last = due;
+    const Bucket* const buckets = roots_[leaf_index(due.second)];
+    std::size_t at = home_of(due.second, bucket_count_);
+    for (std::size_t step = 0; step < bucket_count_; step++) {
+      for (std::uint32_t bits = match(buckets[at].tags, tag_of(due.second)); bits != 0; bits &= bits - 1) {
+        const Entry* const entry = entry_of(buckets[at].slots[__builtin_ctz(bits)]);
+        if (entry->expires_ms() == due.first && hash(entry->key()) == due.second) keys.emplace_back(entry->key());
+      }
+      if (buckets[at].passed == 0) break;
+      at = at + 1 == bucket_count_ ? 0 : at + 1;
+    }
+  }
+  return keys;
+}
+
+}  // namespace novoht::core

@@ -1,0 +1,177 @@
+// One table's keys and values in memory: an index of one-byte tags over entries in an arena.
+//
+// The index is a directory of leaves, chosen by the hash's first bits. A leaf is an array of 64-byte buckets, each one
+// cache line: seven tags (one byte of the hash each, 0 for a free slot), a count of entries that belong here but had to
+// go further, and seven slots. A slot is the entry's address with 16 more bits of the hash on top, so that the key of
+// another is hardly ever looked at. A full leaf grows, and at kLeafBuckets splits in two: the most that one insertion
+// ever moves is some thousand slots, and mostly without touching the entries. An empty table has no leaf.
+//
+//   hash:  63..32 directory, from the top (63..48 also in the slot)   31..8 bucket in the leaf   7..0 tag
+//
+// Nothing here knows the time: an entry whose expiry has passed is there until it is erased.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "novoht/core/arena.h"
+#include "novoht/core/format.h"
+
+namespace novoht::core {
+
+// A value that is too long for the arena or has grown past it: bytes in pieces, the ends of its fragments beside.
+struct LongValue {
+  struct Piece {
+    std::unique_ptr<char[]> bytes;
+    std::uint64_t begin = 0;
+    std::size_t size = 0, capacity = 0;
+  };
+  std::vector<Piece> pieces;
+  std::deque<std::uint64_t> ends;
+  std::uint64_t size = 0;
+  std::uint64_t capacity = 0;
+
+  void add(Bytes fragment);
+  void add_bytes(Bytes bytes);
+  void read(std::uint64_t offset, std::uint64_t count, std::string& out) const;
+};
+
+// How an entry lies in the arena: this header, the expiry in milliseconds if it has one, the key, then the value:
+//   whole     the bytes; one fragment
+//   short     count and capacity (16 bits each), then `capacity` bytes: the value from the left, 16-bit fragment ends
+//             from the right
+//   long      a LongValue's address
+struct Entry {
+  enum Form : std::uint8_t { kWhole = 0, kShort = 1, kLong = 2 };
+  Version version;
+  std::uint32_t value_size;  // of a long one: unused
+  std::uint16_t key_size;
+  Form form;
+  bool expires;
+
+  const char* tail() const { return reinterpret_cast<const char*>(this) + sizeof(Entry); }
+  char* tail() { return reinterpret_cast<char*>(this) + sizeof(Entry); }
+  std::uint64_t expires_ms() const { return expires ? base::load<std::uint64_t>(tail()) : 0; }
+  Bytes key() const { return Bytes(tail() + (expires ? 8 : 0), key_size); }
+  const char* payload() const { return tail() + (expires ? 8 : 0) + key_size; }
+  char* payload() { return tail() + (expires ? 8 : 0) + key_size; }
+  LongValue* long_value() const { return base::load<LongValue*>(payload()); }
+  std::uint16_t short_count() const { return base::load<std::uint16_t>(payload()); }
+  std::uint16_t short_capacity() const { return base::load<std::uint16_t>(payload() + 2); }
+
+  std::uint64_t size() const { return form == kLong ? long_value()->size : value_size; }
+  std::uint32_t fragment_count() const;
+  std::uint64_t fragment_end(std::uint32_t index) const;
+  std::optional<Bytes> contiguous() const;
+  void read(std::uint64_t offset, std::uint64_t count, std::string& out) const;
+  std::size_t block_size() const;
+  std::uint64_t memory() const;
+};
+static_assert(sizeof(Entry) == 16);
+
+// One thread.
+class Table {
+ public:
+  explicit Table(Arena& arena) : arena_(arena) {}
+  ~Table() { clear(); }
+  Table(const Table&) = delete;
+  Table& operator=(const Table&) = delete;
+
+  static std::uint64_t hash(Bytes key) { return base::hash64(key); }
+
+  const Entry* find(std::uint64_t hash, Bytes key) const;
+  // The value becomes one fragment. expires_ms 0: never.
+  void put(std::uint64_t hash, Bytes key, Bytes value, std::uint64_t expires_ms, Version version);
+  // One fragment more; an absent key is made, with `expires_ms`.
+  void append(std::uint64_t hash, Bytes key, Bytes fragment, std::uint64_t expires_ms, Version version);
+  bool erase(std::uint64_t hash, Bytes key);
+  // As a checkpoint has it; an entry already there that is not older stays.
+  void load(const CheckpointEntry& entry);
+  void clear();
+
+  // Asks the processor for what find() will need; the second half after the first had time to arrive.
+  void prefetch_bucket(std::uint64_t hash) const;
+  void prefetch_entry(std::uint64_t hash) const;
+
+  std::uint64_t count() const { return count_; }
+  std::uint64_t live_bytes() const { return live_bytes_; }      // keys + values
+  std::uint64_t index_bytes() const { return index_bytes_; }    // leaves and directory
+  std::uint64_t long_bytes() const { return long_bytes_; }      // long values, which are not in the arena
+  bool has_expiries() const { return expiries_ != nullptr && !expiries_->empty(); }
+
+  // Visits the keys in the order of their places: from `cursor` (0: the first) on, at most `limit` of them where no two
+  // share a hash; returns the cursor of the next, 0 at the end. An entry there during a whole walk is visited at least
+  // once, whatever changes in between.
+  template <typename Visit>
+  std::uint64_t walk(std::uint64_t cursor, std::size_t limit, Visit visit) const {
+    std::vector<Found> found;
+    const std::uint64_t next = collect(cursor, limit, found);
+    for (const Found& one : found) visit(*one.entry);
+    return next;
+  }
+  // Keys whose expiry is at or before `now_ms`, soonest first.
+  std::vector<std::string> expired(std::uint64_t now_ms, std::size_t limit) const;
+
+ private:
+  static constexpr std::size_t kSlots = 7;             // of a bucket
+  static constexpr std::size_t kLeafBuckets = 176;     // of a leaf that splits when full: 11 KiB
+  struct Bucket {
+    std::uint8_t tags[kSlots];
+    std::uint8_t passed;  // entries that belong here or before and lie further on; 255: that or more
+    std::uint64_t slots[kSlots];
+  };
+  static_assert(sizeof(Bucket) == 64);
+  struct Leaf {
+    Bucket* buckets;
+    std::uint32_t bucket_count, entry_count;
+    std::uint32_t depth;  // hash bits that all its entries share
+  };
+  struct Found {
+    std::uint64_t hash;
+    const Entry* entry;
+  };
+  struct Place {
+    Bucket* bucket = nullptr;
+    std::size_t slot = 0;
+  };
+
+  std::size_t leaf_index(std::uint64_t hash) const { return static_cast<std::size_t>((hash >> 1) >> (63 - depth_)); }
+  static std::size_t home_of(std::uint64_t hash, std::size_t bucket_count) {
+    return static_cast<std::size_t>((std::uint64_t{static_cast<std::uint32_t>(hash)} * bucket_count) >> 32);
+  }
+  static std::uint8_t tag_of(std::uint64_t hash) {
+    const auto tag = static_cast<std::uint8_t>(hash);
+    return tag != 0 ? tag : 1;
+  }
+  static Entry* entry_of(std::uint64_t slot) { return reinterpret_cast<Entry*>(slot & 0x0000fffffffffff8); }
+
+  Place locate(std::uint64_t hash, Bytes key) const;
+  Entry* make(Bytes key, std::uint64_t expires_ms, Version version, std::size_t payload_size, Entry::Form form);
+  Entry* make_value(Bytes key, Bytes value, std::uint64_t expires_ms, Version version);
+  void destroy(Entry* entry);
+  void place(std::uint64_t hash, Entry* entry);  // of a key not there; grows as needed
+  static void put_slot(Leaf& leaf, std::size_t home, std::uint8_t tag, std::uint64_t slot);
+  static void replace(Place where, Entry* entry);
+  void grow();
+  void split(std::uint64_t of);
+  Leaf* make_leaf(std::size_t bucket_count, std::uint32_t depth);
+  void free_leaf(Leaf* leaf);
+  void count_in(std::uint64_t hash, const Entry& entry);
+  void count_out(std::uint64_t hash, const Entry& entry);
+  std::uint64_t collect(std::uint64_t cursor, std::size_t limit, std::vector<Found>& found) const;
+
+  Arena& arena_;
+  std::vector<Leaf*> leaves_;  // the directory: 2^depth_ of them, runs of equal ones
+  std::vector<Bucket*> roots_;
+  std::uint32_t depth_ = 0;
+  std::uint32_t bucket_count_ = 0;  // of each leaf
+  std::uint64_t count_ = 0, live_bytes_ = 0, index_bytes_ = 0, long_bytes_ = 0;
+  std::unique_ptr<std::multiset<std::pair<std::uint64_t, std::uint64_t>>> expiries_;  // (milliseconds, hash)
+};
+
+}  // namespace novoht::core

@@ -1,0 +1,655 @@
+#include "novoht/store.h"
+
+#include <algorithm>
+#include <chrono>
+#include <unordered_map>
+
+#include "novoht/base/random.h"
+#include "novoht/core/checkpoint.h"
+#include "novoht/core/log.h"
+#include "novoht/core/recovery.h"
+#include "novoht/core/table.h"
+
+namespace novoht {
+
+using core::Entry;
+using core::Position;
+
+struct ValueMaker {
+  static ValueView make(const Entry& entry) {
+    ValueView view;
+    view.entry_ = &entry;
+    view.size_ = entry.size();
+    view.fragment_count_ = entry.fragment_count();
+    view.version_ = entry.version;
+    if (entry.expires) view.expires_ = base::from_millis(entry.expires_ms());
+    return view;
+  }
+};
+
+std::uint64_t ValueView::fragment_end(std::uint32_t index) const {
+  CHECK(index < fragment_count_, "fragment_end(): no such fragment");
+  return static_cast<const Entry*>(entry_)->fragment_end(index);
+}
+std::optional<Bytes> ValueView::contiguous() const { return static_cast<const Entry*>(entry_)->contiguous(); }
+Result<void> ValueView::read(std::uint64_t offset, std::uint64_t size, std::string& out) const {
+  static_cast<const Entry*>(entry_)->read(offset, size, out);
+  return {};
+}
+
+namespace {
+
+constexpr char kStoreName[] = "STORE", kLockName[] = "LOCK";
+constexpr std::size_t kCheckpointSlice = 128 << 10;  // bytes written at a step of maintain()
+constexpr std::uint32_t kDirectTables = 1 << 16;     // ids below are found by an array
+
+// A table and what is on disk of it.
+struct TableState {
+  explicit TableState(core::Arena& arena) : table(arena) {}
+  core::Table table;
+  Version version = 0;
+  std::uint64_t epoch = 0;
+  std::optional<Position> unsaved_from;   // the first record that the checkpoint does not have
+  std::optional<Position> changed_since;  // the first record since the checkpoint being written was begun
+  std::uint64_t checkpoint_bytes = 0;     // 0: none
+};
+
+class Tables {
+ public:
+  TableState* find(TableId id) const {
+    const auto number = static_cast<std::uint32_t>(id);
+    if (number < direct_.size()) [[likely]]
+      return direct_[number].get();
+    const auto found = others_.find(number);
+    return found == others_.end() ? nullptr : found->second.get();
+  }
+  TableState& get(TableId id, core::Arena& arena) {
+    if (TableState* const state = find(id)) return *state;
+    const auto number = static_cast<std::uint32_t>(id);
+    auto state = std::make_unique<TableState>(arena);
+    TableState& made = *state;
+    if (number < kDirectTables) {
+      if (direct_.size() <= number) direct_.resize(number + 1);
+      direct_[number] = std::move(state);
+    } else {
+      others_[number] = std::move(state);
+    }
+    return made;
+  }
+  void erase(TableId id) {
+    const auto number = static_cast<std::uint32_t>(id);
+    if (number < direct_.size()) direct_[number].reset();
+    else others_.erase(number);
+  }
+  template <typename Visit>
+  void each(Visit visit) const {
+    for (std::uint32_t i = 0; i < direct_.size(); i++)
+      if (direct_[i] != nullptr) visit(TableId{i}, *direct_[i]);
+    for (const auto& [number, state] : others_) visit(TableId{number}, *state);
+  }
+
+ private:
+  std::vector<std::unique_ptr<TableState>> direct_;
+  std::unordered_map<std::uint32_t, std::unique_ptr<TableState>> others_;
+};
+
+std::uint64_t live_bytes(const Tables& tables) {
+  std::uint64_t sum = 0;
+  // With what a key costs in a record or a checkpoint.
+  tables.each([&](TableId, const TableState& state) { sum += state.table.live_bytes() + 32 * state.table.count(); });
+  return sum;
+}
+
+class StoreImpl final : public Store {
+ public:
+  StoreImpl(base::FileSystem& files, std::string folder, Options options)
+      : files_(files), folder_(std::move(folder)), options_(options),
+        log_(files, folder_, options.segment_size, [this] { return live_bytes(tables_); }) {}
+  ~StoreImpl() override {
+    checkpoint_.reset();
+    if (!options_.read_only) log_.close();
+  }
+
+  Result<void> recover();
+
+  void set_now(base::WallTime now) override { now_ms_ = base::to_millis(now); }
+
+  std::optional<ValueView> lookup(TableId table, Bytes key) const override {
+    const TableState* const state = tables_.find(table);
+    if (state == nullptr) return {};
+    const Entry* const entry = state->table.find(core::Table::hash(key), key);
+    if (entry == nullptr || is_expired(*entry)) return {};
+    return ValueMaker::make(*entry);
+  }
+
+  Version version(TableId table) const override {
+    const TableState* const state = tables_.find(table);
+    return state == nullptr ? 0 : state->version;
+  }
+  std::uint64_t epoch(TableId table) const override {
+    const TableState* const state = tables_.find(table);
+    return state == nullptr ? 0 : state->epoch;
+  }
+  std::vector<TableId> tables() const override {
+    std::vector<TableId> ids;
+    tables_.each([&](TableId id, const TableState& state) {
+      if (state.version > 0) ids.push_back(id);
+    });
+    std::sort(ids.begin(), ids.end());
+    return ids;
+  }
+
+  Result<Version> apply(TableId table, std::span<const Change> changes, Bytes note, std::uint64_t epoch) override;
+
+  Result<void> flush() override { return log_.flush(); }
+  Result<void> sync() override { return log_.sync(); }
+  Result<std::unique_ptr<SyncJob>> begin_sync() override { return log_.begin_sync(); }
+  void finish_sync(const Result<void>& outcome) override { log_.finish_sync(outcome); }
+  bool dirty() const override { return log_.dirty(); }
+
+  Result<bool> maintain(base::Duration budget) override;
+  Result<void> compact() override;
+
+  ScanPage scan(TableId table, std::uint64_t cursor, std::size_t limit, Bytes prefix) const override;
+  std::vector<std::string> expired(TableId table, std::size_t limit) const override {
+    const TableState* const state = tables_.find(table);
+    if (state == nullptr) return {};
+    return state->table.expired(now_ms_, limit);
+  }
+  Result<void> drop(TableId table) override;
+  Statistics statistics() const override;
+
+ private:
+  struct Doomed {
+    TableId table;
+    Position position;  // of the drop record
+    Position durable_at;
+  };
+
+  bool is_expired(const Entry& entry) const { return entry.expires && entry.expires_ms() <= now_ms_; }
+  std::string path_of(std::string_view name) const { return folder_ + "/" + std::string(name); }
+  Result<std::vector<std::string>> begin_folder();
+  Result<void> load_checkpoint(const std::string& name, TableId table, Position& durable);
+  Result<void> replay(const core::Record& record, const core::RecordPlace& place);
+  Result<void> replay_changes(TableState& state, const core::Record& record, const core::RecordPlace& place);
+  Result<void> write_record(TableId table, TableState& state, std::span<const Change> changes, Bytes note, std::uint64_t epoch);
+  Position needed_from() const;
+  bool log_is_long() const;
+  Result<bool> step();
+  Result<void> begin_checkpoint(TableId table);
+  Result<bool> continue_checkpoint(std::size_t bytes);
+  Result<bool> remove_doomed();
+
+  base::FileSystem& files_;
+  const std::string folder_;
+  const Options options_;
+  std::unique_ptr<base::FileLock> lock_;
+  std::uint64_t id_ = 0;
+  core::Arena arena_;  // before the tables that live in it
+  Tables tables_;
+  core::Log log_;
+  std::uint64_t now_ms_ = 0;
+
+  std::unique_ptr<core::CheckpointWriter> checkpoint_;  // being written
+  TableId checkpoint_table_{};
+  std::vector<Doomed> doomed_;  // dropped tables whose checkpoint may still be there
+  std::vector<Change> with_removes_;
+
+  // Only while opening.
+  struct Loaded {
+    Position position = 0;
+    Version end = 0;  // records up to here may be in the checkpoint's entries
+  };
+  std::unordered_map<std::uint32_t, Loaded> loaded_;
+  std::unordered_map<std::uint32_t, base::Error> gaps_;  // tables of which records are missing
+
+  std::uint64_t records_ = 0, checkpoints_ = 0, failures_ = 0, rest_ = 0, next_rest_ = 1;
+  std::uint64_t recovered_records_ = 0, recovered_bytes_ = 0, torn_bytes_ = 0;
+  std::string last_failure_;
+};
+
+// --- changes ---
+
+Result<Version> StoreImpl::apply(TableId table, std::span<const Change> changes, Bytes note, std::uint64_t epoch) {
+  if (options_.read_only) return base::fail(Code::invalid, folder_, ": the store was opened for reading only");
+  for (const Change& change : changes) {
+    if (change.key.empty() || change.key.size() > options_.max_key_size) [[unlikely]]
+      return base::fail(Code::invalid, "a key of ", change.key.size(), " bytes; keys have 1 to ", options_.max_key_size);
+    if (change.value.size() > options_.max_value_size) [[unlikely]]
+      return base::fail(Code::invalid, "a value of ", change.value.size(), " bytes; the limit is ", options_.max_value_size);
+  }
+  if (changes.size() > core::kMaxChanges) [[unlikely]]
+    return base::fail(Code::invalid, changes.size(), " changes in one record; the limit is ", core::kMaxChanges);
+  TableState& state = tables_.get(table, arena_);
+  if (epoch < state.epoch) [[unlikely]]
+    return base::fail(Code::invalid, "epoch ", epoch, " after ", state.epoch, "; an epoch may only grow");
+  if (state.table.has_expiries()) {
+    // What is expired is absent: an append must not find it. The record says so, for replay knows no time.
+    with_removes_.clear();
+    for (const Change& change : changes) {
+      if (change.kind != Change::Kind::append) continue;
+      const Entry* const entry = state.table.find(core::Table::hash(change.key), change.key);
+      if (entry != nullptr && is_expired(*entry)) with_removes_.push_back(Change::remove(change.key));
+    }
+    if (!with_removes_.empty()) {
+      with_removes_.insert(with_removes_.end(), changes.begin(), changes.end());
+      changes = with_removes_;
+    }
+  }
+  TRY(write_record(table, state, changes, note, epoch));
+  return state.version;
+}
+
+Result<void> StoreImpl::write_record(TableId id, TableState& state, std::span<const Change> changes, Bytes note,
+                                     std::uint64_t epoch) {
+  const std::size_t size = core::record_size(changes, note, epoch);
+  if (size > kMaxRecordSize || changes.size() > core::kMaxChanges) [[unlikely]]
+    return base::fail(Code::invalid, "a record of ", size, " bytes; the limit is ", kMaxRecordSize);
+  auto room = log_.room(size);
+  if (!room) [[unlikely]]
+    return std::move(room).error();
+  char* const to = *room;
+  const Position position = log_.position();
+  const Version version = state.version + 1;
+  core::RecordFields fields;
+  fields.table = id;
+  fields.version = version;
+  fields.epoch = epoch;
+  fields.note = note;
+  fields.changes = changes;
+  core::encode_record(to, size, fields, log_.salt(), log_.offset(), position, log_.durable());
+  log_.commit(size);
+  records_++;
+
+  state.version = version;
+  state.epoch = epoch;
+  if (!state.unsaved_from) state.unsaved_from = position;
+  if (!state.changed_since) state.changed_since = position;
+
+  // From the record's copy: the caller's views may lie in the very value that changes.
+  const char* at = to + core::kRecordHeaderSize + (epoch != 0 ? 8 : 0) + (note.empty() ? 0 : 4 + note.size());
+  for (const Change& change : changes) {
+    at += core::kChangeHeaderSize + (change.expires != base::kNever ? 8 : 0);
+    const Bytes key(at, change.key.size()), value(at + key.size(), change.value.size());
+    at += key.size() + value.size();
+    const std::uint64_t hash = core::Table::hash(key);
+    switch (change.kind) {
+      case Change::Kind::insert: state.table.put(hash, key, value, base::to_millis(change.expires), version); break;
+      case Change::Kind::append: state.table.append(hash, key, value, base::to_millis(change.expires), version); break;
+      case Change::Kind::remove: state.table.erase(hash, key); break;
+    }
+  }
+  return {};
+}
+
+Result<void> StoreImpl::drop(TableId table) {
+  if (options_.read_only) return base::fail(Code::invalid, folder_, ": the store was opened for reading only");
+  TableState* const state = tables_.find(table);
+  if (state == nullptr) return {};
+  const std::size_t size = core::record_size({}, {}, 0);
+  TRY_LET(to, log_.room(size));
+  core::RecordFields fields;
+  fields.type = core::RecordType::drop;
+  fields.table = table;
+  fields.version = state->version + 1;
+  const Position position = log_.position();
+  core::encode_record(to, size, fields, log_.salt(), log_.offset(), position, log_.durable());
+  log_.commit(size);
+  if (checkpoint_ != nullptr && checkpoint_table_ == table) checkpoint_.reset();
+  std::erase_if(doomed_, [&](const Doomed& one) { return one.table == table; });
+  if (state->checkpoint_bytes > 0) doomed_.push_back({table, position, log_.position()});
+  tables_.erase(table);
+  return {};
+}
+
+// --- reading ---
+
+ScanPage StoreImpl::scan(TableId table, std::uint64_t cursor, std::size_t limit, Bytes prefix) const {
+  ScanPage page;
+  page.cursor = cursor;
+  const TableState* const state = tables_.find(table);
+  if (state == nullptr) {
+    page.cursor = 0;
+    return page;
+  }
+  // A page may come back with few keys, or none, when the prefix is rare: the caller's turn to breathe.
+  constexpr std::size_t kVisitedAtMost = 16'384;
+  std::size_t visited = 0;
+  do {
+    page.cursor = state->table.walk(page.cursor, std::max<std::size_t>(limit, 1) - page.entries.size(), [&](const Entry& entry) {
+      visited++;
+      if (is_expired(entry) || !entry.key().starts_with(prefix)) return;
+      page.entries.push_back({std::string(entry.key()), entry.version, entry.size()});
+    });
+  } while (page.cursor != 0 && page.entries.size() < limit && visited < kVisitedAtMost);
+  return page;
+}
+
+Statistics StoreImpl::statistics() const {
+  Statistics s;
+  s.memory_bytes = arena_.reserved();
+  tables_.each([&](TableId, const TableState& state) {
+    if (state.version > 0) s.tables++;
+    s.keys += state.table.count();
+    s.live_bytes += state.table.live_bytes();
+    s.memory_bytes += sizeof(TableState) + state.table.index_bytes() + state.table.long_bytes();
+    s.checkpoint_bytes += state.checkpoint_bytes;
+  });
+  s.log_bytes = log_.bytes();
+  s.segments = log_.segment_count();
+  s.records = records_;
+  s.flushes = log_.flushes();
+  s.syncs = log_.syncs();
+  s.checkpoints = checkpoints_;
+  s.recovered_records = recovered_records_;
+  s.recovered_bytes = recovered_bytes_;
+  s.torn_bytes_cut = torn_bytes_;
+  s.maintenance_failures = failures_;
+  s.last_failure = log_.failed() ? log_.failure().message : last_failure_;
+  return s;
+}
+
+// --- housekeeping ---
+
+Position StoreImpl::needed_from() const {
+  Position needed = log_.position();
+  tables_.each([&](TableId, const TableState& state) {
+    if (state.unsaved_from) needed = std::min(needed, *state.unsaved_from);
+  });
+  for (const Doomed& one : doomed_) needed = std::min(needed, one.position);
+  return needed;
+}
+
+bool StoreImpl::log_is_long() const {
+  const double log = static_cast<double>(log_.position() - log_.begin());
+  return log_.segment_count() >= 4 && log > options_.log_slack * static_cast<double>(live_bytes(tables_));
+}
+
+Result<void> StoreImpl::begin_checkpoint(TableId table) {
+  TableState& state = *tables_.find(table);
+  const core::CheckpointHeader header{
+      .store = id_, .table = table, .version = state.version, .epoch = state.epoch, .position = log_.position()};
+  const std::string attachment = options_.companion == nullptr ? std::string() : options_.companion->attachment(table);
+  TRY_LET(writer, core::CheckpointWriter::begin(files_, path_of(core::checkpoint_name(table)), header, attachment));
+  checkpoint_ = std::move(writer);
+  checkpoint_table_ = table;
+  state.changed_since.reset();
+  return {};
+}
+
+Result<bool> StoreImpl::continue_checkpoint(std::size_t bytes) {
+  TableState& state = *tables_.find(checkpoint_table_);
+  const auto abandon = [&](base::Error error) {
+    checkpoint_.reset();
+    return error;
+  };
+  auto walked = checkpoint_->write_some(state.table, bytes);
+  if (!walked) return abandon(std::move(walked).error());
+  if (!*walked) return true;
+  // Entries may be as new as the log's last record, so the log must not be older than them.
+  if (log_.dirty()) {
+    if (auto synced = log_.sync(); !synced) return abandon(std::move(synced).error());
+  }
+  const core::CheckpointEnd end{.entries = checkpoint_->entries(), .version = state.version, .position = log_.position()};
+  if (auto finished = checkpoint_->finish(end, folder_); !finished) return abandon(std::move(finished).error());
+  state.checkpoint_bytes = checkpoint_->size();
+  state.unsaved_from = state.changed_since;
+  std::erase_if(doomed_, [&](const Doomed& one) { return one.table == checkpoint_table_; });
+  checkpoint_.reset();
+  checkpoints_++;
+  return false;
+}
+
+Result<bool> StoreImpl::remove_doomed() {
+  if (doomed_.empty()) return false;
+  const Doomed one = doomed_.front();
+  if (log_.durable() < one.durable_at) return false;  // once it is, or with the next checkpoint
+  TRY_LET(there, files_.exists(path_of(core::checkpoint_name(one.table))));
+  if (there) {
+    TRY(files_.remove(path_of(core::checkpoint_name(one.table))));
+    TRY(files_.sync_folder(folder_));
+  }
+  doomed_.erase(doomed_.begin());
+  return !doomed_.empty();
+}
+
+// One piece of work, the most urgent. Returns whether there is more.
+Result<bool> StoreImpl::step() {
+  if (log_.wants_spare()) {
+    TRY_LET(more, log_.prepare());
+    if (more) return true;
+  }
+  if (checkpoint_ != nullptr) {
+    TRY_LET(more, continue_checkpoint(kCheckpointSlice));
+    return more || log_is_long();
+  }
+  TRY_LET(more_trimmed, log_.drop_trimmed());
+  if (more_trimmed) return true;
+  TRY_LET(more_doomed, remove_doomed());
+  if (more_doomed) return true;
+  TRY_LET(trimmed, log_.trim(needed_from()));
+  if (trimmed) return true;
+  if (!log_is_long()) return false;
+  // The table that holds on to the oldest record.
+  std::optional<TableId> oldest;
+  Position from = log_.position();
+  tables_.each([&](TableId id, const TableState& state) {
+    if (!state.unsaved_from || *state.unsaved_from >= from) return;
+    from = *state.unsaved_from;
+    oldest = id;
+  });
+  if (!oldest) return false;
+  TRY(begin_checkpoint(*oldest));
+  return true;
+}
+
+Result<bool> StoreImpl::maintain(base::Duration budget) {
+  if (options_.read_only || log_.failed()) return false;
+  if (rest_ > 0) {
+    rest_--;
+    return false;
+  }
+  const auto end = std::chrono::steady_clock::now() + budget;
+  for (;;) {
+    auto more = step();
+    if (!more) {
+      // A full disk is not tried again at every call: the pauses double.
+      failures_++;
+      last_failure_ = more.error().message;
+      rest_ = next_rest_;
+      next_rest_ = std::min<std::uint64_t>(next_rest_ * 2, 1024);
+      return more;
+    }
+    next_rest_ = 1;
+    if (!*more || std::chrono::steady_clock::now() >= end) return more;
+  }
+}
+
+Result<void> StoreImpl::compact() {
+  if (options_.read_only) return base::fail(Code::invalid, folder_, ": the store was opened for reading only");
+  if (log_.failed()) return log_.failure();
+  while (checkpoint_ != nullptr) TRY(continue_checkpoint(kCheckpointSlice));
+  std::vector<TableId> unsaved;
+  tables_.each([&](TableId id, const TableState& state) {
+    if (state.unsaved_from) unsaved.push_back(id);
+  });
+  for (const TableId table : unsaved) {
+    TRY(begin_checkpoint(table));
+    while (checkpoint_ != nullptr) TRY(continue_checkpoint(std::size_t{1} << 20));
+  }
+  if (log_.dirty()) TRY(log_.sync());
+  for (bool more = !doomed_.empty(); more;) {
+    TRY_LET(again, remove_doomed());
+    more = again;
+  }
+  if (!unsaved.empty()) TRY(log_.rotate());
+  TRY(log_.trim(needed_from()));
+  TRY(log_.sync());
+  for (bool more = true; more;) {
+    TRY_LET(again, log_.drop_trimmed());
+    more = again;
+  }
+  return files_.sync_folder(folder_);
+}
+
+// --- opening ---
+
+// Makes sure that the folder is a store, makes one where that is asked for, takes the lock. Returns the folder's names.
+Result<std::vector<std::string>> StoreImpl::begin_folder() {
+  TRY_LET(there, files_.exists(folder_));
+  if (!there) {
+    if (!options_.create || options_.read_only)
+      return base::fail(Code::invalid, folder_, ": no such folder, so no store");
+    TRY(files_.make_folder(folder_));
+  }
+  auto listed = files_.list(folder_);
+  if (!listed) return base::fail(Code::invalid, folder_, ": not a folder that can be read (", listed.error().message, ")");
+  const auto holds = [&](const std::string& name) { return std::find(listed->begin(), listed->end(), name) != listed->end(); };
+  if (!holds(kStoreName)) {
+    for (const std::string& name : *listed) {
+      if (name != kLockName && name != std::string(kStoreName) + ".new")
+        return base::fail(Code::invalid, folder_, ": not a store: it holds ", base::escape(name), " and no file ", kStoreName);
+    }
+    if (!options_.create || options_.read_only) return base::fail(Code::invalid, folder_, ": not a store: the folder is empty");
+  }
+  if (!options_.read_only) {
+    auto lock = files_.lock(path_of(kLockName));
+    if (!lock) return base::add_context("the store is open elsewhere", std::move(lock).error());
+    lock_ = *std::move(lock);
+  }
+  TRY_LET(names, files_.list(folder_));
+  if (std::find(names.begin(), names.end(), kStoreName) == names.end()) {
+    core::StoreFile about;
+    about.id = base::entropy();
+    const std::string path = path_of(kStoreName), temporary = path + ".new";
+    TRY_LET(file, files_.open(temporary, base::OpenMode::create));
+    TRY(file->truncate(0));
+    TRY(file->write_at(0, core::encode_store_file(about)));
+    TRY(file->sync());
+    TRY(files_.rename(temporary, path));
+    TRY(files_.sync_folder(folder_));
+  }
+  return names;
+}
+
+Result<void> StoreImpl::load_checkpoint(const std::string& name, TableId table, Position& durable) {
+  TableState& state = tables_.get(table, arena_);
+  TRY_LET(read, core::read_checkpoint(
+                    files_, path_of(name), id_, table,
+                    [&](const core::CheckpointHeader&, Bytes attachment) -> Result<void> {
+                      if (options_.companion == nullptr) return {};
+                      return options_.companion->restore(table, attachment);
+                    },
+                    [&](const core::CheckpointEntry& entry) { state.table.load(entry); }));
+  state.version = read.header.version;
+  state.epoch = read.header.epoch;
+  state.checkpoint_bytes = read.size;
+  durable = std::max(durable, read.end.position);
+  loaded_[static_cast<std::uint32_t>(table)] = {read.header.position, read.end.version};
+  recovered_bytes_ += read.size;
+  return {};
+}
+
+Result<void> StoreImpl::replay(const core::Record& record, const core::RecordPlace& place) {
+  if (record.type == core::RecordType::mark || record.type == core::RecordType::trim) return {};
+  const auto number = static_cast<std::uint32_t>(record.table);
+  const auto loaded = loaded_.find(number);
+  if (loaded != loaded_.end() && place.position < loaded->second.position) return {};
+  if (record.type == core::RecordType::drop) {
+    const TableState* const state = tables_.find(record.table);
+    if (state != nullptr && state->checkpoint_bytes > 0) doomed_.push_back({record.table, place.position, place.position});
+    if (loaded != loaded_.end()) loaded_.erase(loaded);
+    gaps_.erase(number);
+    tables_.erase(record.table);
+    if (options_.companion != nullptr) TRY(options_.companion->restore(record.table, {}));
+    return {};
+  }
+  TableState& state = tables_.get(record.table, arena_);
+  if (record.version != state.version + 1 && !gaps_.contains(number)) {
+    gaps_.emplace(number, base::fail(Code::corrupt, place.path, " offset ", place.offset, ": table ", number, " version ",
+                                     record.version, ", expected ", state.version + 1, ": records are missing before"));
+  }
+  TRY(replay_changes(state, record, place));
+  state.version = record.version;
+  state.epoch = record.epoch;
+  if (!state.unsaved_from) state.unsaved_from = place.position;
+  if (options_.companion != nullptr)
+    TRY(options_.companion->replay(record.table, record.version, record.epoch, record.note));
+  return {};
+}
+
+Result<void> StoreImpl::replay_changes(TableState& state, const core::Record& record, const core::RecordPlace& place) {
+  const auto loaded = loaded_.find(static_cast<std::uint32_t>(record.table));
+  const bool fuzzy = loaded != loaded_.end() && record.version <= loaded->second.end;
+  // Which keys already have this record is looked at before its own changes make them look so.
+  std::vector<bool> skip;
+  if (fuzzy) {
+    core::ChangeReader in(record.changes, record.change_count);
+    while (const auto change = in.next()) {
+      const Entry* const entry = state.table.find(core::Table::hash(change->key), change->key);
+      skip.push_back(entry != nullptr && entry->version >= record.version);
+    }
+  }
+  core::ChangeReader in(record.changes, record.change_count);
+  std::size_t index = 0;
+  while (const auto change = in.next()) {
+    if (fuzzy && skip[index++]) continue;
+    const std::uint64_t hash = core::Table::hash(change->key), expires = base::to_millis(change->expires);
+    switch (change->kind) {
+      case Change::Kind::insert: state.table.put(hash, change->key, change->value, expires, record.version); break;
+      case Change::Kind::append: state.table.append(hash, change->key, change->value, expires, record.version); break;
+      case Change::Kind::remove: state.table.erase(hash, change->key); break;
+    }
+  }
+  if (!in.ok()) return base::fail(Code::corrupt, place.path, " offset ", place.offset, ": a record with malformed changes");
+  return {};
+}
+
+Result<void> StoreImpl::recover() {
+  if (options_.max_key_size == 0 || options_.max_key_size > kMaxKeySize)
+    return base::fail(Code::invalid, "max_key_size ", options_.max_key_size, "; it is 1 to ", kMaxKeySize);
+  if (options_.max_value_size > kMaxValueSize)
+    return base::fail(Code::invalid, "max_value_size ", options_.max_value_size, "; it is at most ", kMaxValueSize);
+  if (!(options_.log_slack >= 1.0)) return base::fail(Code::invalid, "log_slack ", options_.log_slack, "; it is at least 1");
+  TRY(begin_folder());
+  TRY_LET(names, files_.list(folder_));
+  TRY_LET(about_bytes, core::read_file(files_, path_of(kStoreName)));
+  TRY_LET(about, core::parse_store_file(about_bytes, path_of(kStoreName)));
+  id_ = about.id;
+
+  Position durable = 0;
+  std::vector<std::string> leftovers;
+  for (const std::string& name : names) {
+    if (const auto table = core::checkpoint_table(name)) TRY(load_checkpoint(name, *table, durable));
+    if (name.ends_with(".new")) leftovers.push_back(name);
+  }
+  TRY_LET(scan, core::scan_log(files_, folder_, names, id_, durable, options_.read_only,
+                               [this](const core::Record& record, const core::RecordPlace& place) { return replay(record, place); }));
+  if (!gaps_.empty()) return gaps_.begin()->second;
+  for (const auto& [number, loaded] : loaded_) {
+    if (tables_.find(TableId{number})->version < loaded.end)
+      return base::fail(Code::corrupt, path_of(core::checkpoint_name(TableId{number})), ": has changes up to version ", loaded.end,
+                        ", but the log ends at version ", tables_.find(TableId{number})->version, " of the table");
+  }
+  loaded_.clear();
+  recovered_records_ = scan.records;
+  recovered_bytes_ += scan.bytes;
+  torn_bytes_ = scan.torn_bytes;
+  if (!options_.read_only) {
+    for (const std::string& name : leftovers) TRY(files_.remove(path_of(name)));
+    TRY(core::mend_log(files_, folder_, scan));
+  }
+  log_.adopt(std::move(scan.state));
+  return {};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Store>> Store::open(base::FileSystem& files, std::string folder, Options options) {
+  while (folder.size() > 1 && folder.ends_with('/')) folder.pop_back();
+  auto store = std::make_unique<StoreImpl>(files, std::move(folder), options);
+  TRY(store->recover());
+  return std::unique_ptr<Store>(std::move(store));
+}
+
+}  // namespace novoht

@@ -1,0 +1,321 @@
+// What a store promises while nothing fails: values, versions, fragments, expiry, batches, scans, reopening.
+#include "novoht/store.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <map>
+#include <set>
+
+#include "novoht/base/memory_files.h"
+#include "novoht/base/random.h"
+
+namespace novoht {
+namespace {
+
+constexpr TableId kTable{3};
+
+class StoreTest : public ::testing::Test {
+ protected:
+  StoreTest() { reopen(); }
+  void reopen() {
+    store.reset();
+    auto opened = Store::open(disk, "/store", options);
+    ASSERT_TRUE(opened) << opened.error().message;
+    store = *std::move(opened);
+    store->set_now(now);
+  }
+  void apply(std::vector<Change> changes, TableId table = kTable) {
+    auto done = store->apply(table, changes);
+    ASSERT_TRUE(done) << done.error().message;
+  }
+  void put(Bytes key, Bytes value) { apply({Change::insert(key, value)}); }
+  void append(Bytes key, Bytes value) { apply({Change::append(key, value)}); }
+  void remove(Bytes key) { apply({Change::remove(key)}); }
+  std::string get(Bytes key, TableId table = kTable) {
+    const auto value = store->lookup(table, key);
+    if (!value) return "not_found";
+    std::string bytes;
+    EXPECT_TRUE(value->read(0, value->size(), bytes));
+    EXPECT_EQ(bytes.size(), value->size());
+    if (const auto whole = value->contiguous()) {
+      EXPECT_EQ(*whole, bytes);
+    }
+    return bytes;
+  }
+  // "a|bc|d": with the fragments' ends.
+  std::string fragments(Bytes key) {
+    const auto value = store->lookup(kTable, key);
+    if (!value) return "not_found";
+    std::string bytes, shown;
+    EXPECT_TRUE(value->read(0, value->size(), bytes));
+    std::uint64_t begin = 0;
+    for (std::uint32_t i = 0; i < value->fragment_count(); i++) {
+      shown += (i == 0 ? "" : "|") + bytes.substr(begin, value->fragment_end(i) - begin);
+      begin = value->fragment_end(i);
+    }
+    EXPECT_EQ(begin, value->size());
+    return shown;
+  }
+  std::set<std::string> scan_all(std::size_t limit, Bytes prefix = {}) {
+    std::set<std::string> keys;
+    std::uint64_t cursor = 0;
+    do {
+      auto page = store->scan(kTable, cursor, limit, prefix);
+      for (auto& entry : page.entries) keys.insert(entry.key);
+      cursor = page.cursor;
+    } while (cursor != 0);
+    return keys;
+  }
+
+  base::MemoryFiles disk;
+  Options options;
+  base::WallTime now = base::from_millis(1'000'000);
+  std::unique_ptr<Store> store;
+};
+
+TEST_F(StoreTest, AnInsertedValueIsFoundAndSurvivesReopening) {
+  put("a", "1");
+  put("b", "2");
+  put("a", "3");
+  EXPECT_EQ(get("a"), "3");
+  EXPECT_EQ(get("c"), "not_found");
+  EXPECT_EQ(get("a", TableId{4}), "not_found");
+  reopen();
+  EXPECT_EQ(get("a"), "3");
+  EXPECT_EQ(get("b"), "2");
+}
+
+TEST_F(StoreTest, ARemovedKeyIsGoneAndItsVersionGoesOn) {
+  put("a", "1");
+  remove("a");
+  EXPECT_EQ(get("a"), "not_found");
+  reopen();
+  EXPECT_EQ(get("a"), "not_found");
+  EXPECT_EQ(store->version(kTable), 2u);
+  put("a", "2");
+  EXPECT_EQ(store->lookup(kTable, "a")->version(), 3u);
+}
+
+TEST_F(StoreTest, AppendAddsAFragment) {
+  append("log", "one");
+  append("log", "");
+  append("log", "three");
+  EXPECT_EQ(fragments("log"), "one||three");
+  EXPECT_EQ(store->lookup(kTable, "log")->version(), 3u);
+  reopen();
+  EXPECT_EQ(fragments("log"), "one||three");
+  put("log", "new");
+  EXPECT_EQ(fragments("log"), "new");
+}
+
+TEST_F(StoreTest, AValueGrownByManyAppendsKeepsItsFragments) {
+  std::string expected, all;
+  for (int i = 0; i < 3000; i++) {
+    const std::string fragment(static_cast<std::size_t>(i % 97), static_cast<char>('a' + i % 26));
+    append("log", fragment);
+    expected += (i == 0 ? "" : "|") + fragment;
+    all += fragment;
+    if (i % 500 == 0) {
+      EXPECT_EQ(fragments("log"), expected);
+    }
+  }
+  for (int round = 0; round < 2; round++) {
+    EXPECT_EQ(fragments("log"), expected);
+    std::string part;
+    ASSERT_TRUE(store->lookup(kTable, "log")->read(5000, 70'000, part));
+    EXPECT_EQ(part, all.substr(5000, 70'000));
+    part.clear();
+    ASSERT_TRUE(store->lookup(kTable, "log")->read(all.size() - 3, 100, part));
+    EXPECT_EQ(part, all.substr(all.size() - 3));
+    part.clear();
+    ASSERT_TRUE(store->lookup(kTable, "log")->read(all.size() + 3, 100, part));
+    EXPECT_EQ(part, "");
+    ASSERT_TRUE(store->compact());
+    reopen();
+  }
+}
+
+TEST_F(StoreTest, ABatchIsOneRecordWhoseLaterChangesSeeEarlierOnes) {
+  apply({Change::insert("a", "1"), Change::append("a", "2"), Change::remove("b"), Change::insert("b", "3"), Change::remove("c")});
+  EXPECT_EQ(fragments("a"), "1|2");
+  EXPECT_EQ(get("b"), "3");
+  EXPECT_EQ(store->version(kTable), 1u);
+  reopen();
+  EXPECT_EQ(fragments("a"), "1|2");
+}
+
+TEST_F(StoreTest, AnExpiredKeyIsAbsentToEverything) {
+  const auto soon = now + std::chrono::milliseconds(10);
+  apply({Change::insert("ttl", "x", soon), Change::insert("ttl2", "y", soon), Change::insert("stays", "z")});
+  append("ttl", "+");
+  EXPECT_EQ(fragments("ttl"), "x|+");
+  EXPECT_EQ(store->lookup(kTable, "ttl")->expires(), soon);
+  EXPECT_TRUE(store->expired(kTable, 10).empty());
+  now = soon;
+  store->set_now(now);
+  EXPECT_EQ(get("ttl"), "not_found");
+  EXPECT_EQ(scan_all(10), std::set<std::string>{"stays"});
+  EXPECT_EQ(store->expired(kTable, 10).size(), 2u);
+  EXPECT_EQ(store->expired(kTable, 1).size(), 1u);
+  append("ttl", "fresh");
+  EXPECT_EQ(fragments("ttl"), "fresh");
+  EXPECT_EQ(store->lookup(kTable, "ttl")->expires(), base::kNever);
+  reopen();
+  EXPECT_EQ(fragments("ttl"), "fresh");
+  EXPECT_EQ(get("ttl2"), "not_found");
+  EXPECT_EQ(store->expired(kTable, 10), std::vector<std::string>{"ttl2"});
+  remove("ttl2");
+  EXPECT_TRUE(store->expired(kTable, 10).empty());
+}
+
+TEST_F(StoreTest, KeysAndValuesOverTheirLimitsChangeNothing) {
+  EXPECT_EQ(store->apply(kTable, std::array{Change::insert("", "v")}).code(), Code::invalid);
+  EXPECT_EQ(store->apply(kTable, std::array{Change::insert("k", "v"), Change::insert(std::string(65'536, 'k'), "v")}).code(), Code::invalid);
+  EXPECT_EQ(get("k"), "not_found");
+  EXPECT_EQ(store->version(kTable), 0u);
+  const std::string longest(65'535, 'k');
+  put(longest, "v");
+  reopen();
+  EXPECT_EQ(get(longest), "v");
+}
+
+TEST_F(StoreTest, TheEpochMayOnlyGrow) {
+  ASSERT_TRUE(store->apply(kTable, {}, "note", 5));
+  EXPECT_EQ(store->apply(kTable, {}, "note", 4).code(), Code::invalid);
+  reopen();
+  EXPECT_EQ(store->epoch(kTable), 5u);
+  ASSERT_TRUE(store->compact());
+  reopen();
+  EXPECT_EQ(store->epoch(kTable), 5u);
+  EXPECT_EQ(store->version(kTable), 1u);
+}
+
+TEST_F(StoreTest, AValueMayBeCopiedFromTheStoreItself) {
+  put("a", std::string(100, 'x'));
+  const Bytes inside = *store->lookup(kTable, "a")->contiguous();
+  apply({Change::insert("a", "short"), Change::insert("b", inside), Change::append("b", inside)});
+  EXPECT_EQ(get("b"), std::string(200, 'x'));
+}
+
+TEST_F(StoreTest, BigValuesComeBackWhole) {
+  base::Random random(7);
+  std::map<std::string, std::string> expected;
+  for (const std::size_t size : {4095u, 4096u, 4097u, 40'000u, 3'000'000u, 20'000'000u}) {
+    std::string value(size, '\0');
+    for (char& c : value) c = static_cast<char>(random.next());
+    expected["k" + std::to_string(size)] = value;
+    put("k" + std::to_string(size), value);
+  }
+  append("k40000", "tail");
+  expected["k40000"] += "tail";
+  for (int round = 0; round < 3; round++) {
+    for (const auto& [key, value] : expected) EXPECT_TRUE(get(key) == value) << key;
+    if (round == 1) {
+      ASSERT_TRUE(store->compact());
+    }
+    reopen();
+  }
+}
+
+TEST_F(StoreTest, ManyKeysInManyTables) {
+  base::Random random(11);
+  std::map<std::pair<std::uint32_t, std::string>, std::string> expected;
+  for (int i = 0; i < 60'000; i++) {
+    const TableId table{static_cast<std::uint32_t>(random.below(5)) * 40'000};
+    const std::string key = "key" + std::to_string(random.below(20'000));
+    const auto at = std::pair{static_cast<std::uint32_t>(table), key};
+    switch (random.below(4)) {
+      case 0:
+        apply({Change::remove(key)}, table);
+        expected.erase(at);
+        break;
+      case 1:
+        apply({Change::append(key, std::to_string(i))}, table);
+        expected[at] += std::to_string(i);
+        break;
+      default:
+        apply({Change::insert(key, "value" + std::to_string(i))}, table);
+        expected[at] = "value" + std::to_string(i);
+    }
+  }
+  for (int round = 0; round < 3; round++) {
+    EXPECT_EQ(store->statistics().keys, expected.size());
+    for (const auto& [at, value] : expected) ASSERT_EQ(get(at.second, TableId{at.first}), value);
+    EXPECT_EQ(store->tables().size(), 5u);
+    if (round == 1) {
+      ASSERT_TRUE(store->compact());
+    }
+    reopen();
+  }
+}
+
+TEST_F(StoreTest, AScanWhileTheTableGrowsMissesNoKeyThatWasThereAllTheTime) {
+  for (int i = 0; i < 3000; i++) put("old" + std::to_string(i), "v");
+  std::set<std::string> seen;
+  std::uint64_t cursor = 0;
+  int added = 0;
+  do {
+    auto page = store->scan(kTable, cursor, 7);
+    EXPECT_LE(page.entries.size(), 7u);
+    for (auto& entry : page.entries) seen.insert(entry.key);
+    cursor = page.cursor;
+    for (int i = 0; i < 40; i++) put("new" + std::to_string(added++), "v");
+    for (int i = 0; i < 20; i++) remove("new" + std::to_string(added - 1 - i));
+  } while (cursor != 0);
+  for (int i = 0; i < 3000; i++) EXPECT_TRUE(seen.contains("old" + std::to_string(i))) << i;
+  EXPECT_EQ(scan_all(1, "old12").size(), 111u);
+  EXPECT_EQ(scan_all(1000).size(), store->statistics().keys);
+}
+
+TEST_F(StoreTest, ADroppedTableIsForgottenForGood) {
+  put("a", "1");
+  ASSERT_TRUE(store->compact());
+  put("b", "2");
+  apply({Change::insert("other", "x")}, TableId{9});
+  ASSERT_TRUE(store->drop(kTable));
+  EXPECT_EQ(store->tables(), std::vector<TableId>{TableId{9}});
+  reopen();
+  EXPECT_EQ(get("a"), "not_found");
+  EXPECT_EQ(store->tables(), std::vector<TableId>{TableId{9}});
+  put("a", "again");
+  EXPECT_EQ(store->version(kTable), 1u);
+  ASSERT_TRUE(store->sync());
+  while (*store->maintain(std::chrono::milliseconds(1))) {
+  }
+  reopen();
+  EXPECT_EQ(get("a"), "again");
+  ASSERT_TRUE(store->drop(kTable));
+  ASSERT_TRUE(store->compact());
+  reopen();
+  EXPECT_EQ(store->tables(), std::vector<TableId>{TableId{9}});
+  EXPECT_EQ(get("other", TableId{9}), "x");
+}
+
+TEST_F(StoreTest, TheLogStaysWithinItsBoundWhileKeysAreOverwritten) {
+  const std::string value(1000, 'v');
+  for (int i = 0; i < 60'000; i++) {
+    put("key" + std::to_string(i % 100), value);
+    if (i % 16 == 0) {
+      ASSERT_TRUE(store->flush());
+      ASSERT_TRUE(store->maintain(std::chrono::microseconds(100)));
+    }
+  }
+  EXPECT_GT(store->statistics().checkpoints, 2u);
+  EXPECT_LT(disk.used(), std::uint64_t{60} << 20);
+  reopen();
+  EXPECT_EQ(store->statistics().keys, 100u);
+  EXPECT_EQ(store->version(kTable), 60'000u);
+  EXPECT_EQ(get("key7"), value);
+  ASSERT_TRUE(store->compact());
+  EXPECT_LT(disk.used(), std::uint64_t{10} << 20);
+}
+
+TEST_F(StoreTest, AnEmptyTableCostsLittleMemory) {
+  const auto before = store->statistics().memory_bytes;
+  for (std::uint32_t i = 0; i < 1000; i++) apply({Change::insert("k", "v")}, TableId{i});
+  EXPECT_LT(store->statistics().memory_bytes - before, 1000u * 600 + (1u << 20));
+}
+
+}  // namespace
+}  // namespace novoht
