@@ -16,7 +16,7 @@ SERVICES = ("fusionfs", "matrix", "fabriq")
 PARTS = ("novoht", "zht") + SERVICES
 CODE = (".h", ".cc", ".c", ".cpp")
 LONGEST_FILE = 1200   # lines: past it a second idea has moved in
-LONGEST_LINE = 130    # columns; 120 is the aim
+LONGEST_LINE = 150    # columns; the formatter aims at 120
 
 # What must not be committed: paths of one machine, unfinished work. Written in pieces so that this file passes.
 FORBIDDEN = [
