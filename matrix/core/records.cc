@@ -2,7 +2,7 @@
 
 #include <charconv>
 
-#include "core/matrix.pb.h"
+#include "matrix/core/matrix.pb.h"
 
 namespace matrix {
 namespace {
