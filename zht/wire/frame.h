@@ -29,7 +29,7 @@ enum class FrameType : std::uint8_t {
   goodbye = 5,          // the client ends: what was kept to recognise its retries may go; not answered
 };
 
-enum class ControlKind : std::uint8_t { membership = 1, status = 2, stop = 3, services_changed = 4, sync = 5 };
+enum class ControlKind : std::uint8_t { membership = 1, status = 2, stop = 3, services_changed = 4 };
 
 // Statuses beyond base::Code, for the protocol's own use; a client never shows them.
 inline constexpr std::uint8_t kStatusRetry = 64;  // wrong epoch or not the owner: nothing done; see the newer view
@@ -38,6 +38,7 @@ enum Flags : std::uint32_t {
   kMissingOk = 1 << 0,  // request: remove
   kPresent = 1 << 1,    // reply: the key exists
   kEventual = 1 << 2,   // request: any replica may answer
+  kRetry = 1 << 3,      // request: it may have been sent before
 };
 
 // A frame in somebody's buffer.
@@ -71,6 +72,7 @@ struct Identity {
   std::uint64_t epoch = 0;
   PartitionId partition{0};
   std::uint64_t timeout_ms = 0;  // callback: how long to wait; others: not sent
+  bool retry = false;            // it may have been sent before
 };
 
 // The first frame in `buffer`; nothing when it is not complete yet. invalid, unsupported: what comes is not a frame of

@@ -1,0 +1,552 @@
+#include "zht/core/instance.h"
+
+#include <algorithm>
+
+namespace zht::core {
+
+using novoht::Change;
+using novoht::TableId;
+using wire::Frame;
+using wire::OperationView;
+
+namespace {
+
+TableId table_of(PartitionId partition) { return static_cast<TableId>(partition); }
+std::uint32_t number_of(PartitionId partition) { return static_cast<std::uint32_t>(partition); }
+
+bool changes_something(OpKind kind) {
+  return kind != OpKind::lookup && kind != OpKind::callback && kind != OpKind::scan;
+}
+
+// Marks a version that is known only once the record is in the log.
+constexpr Version kThisRecord = ~Version{0};
+
+void set_version(Outcome& outcome, Version version) {
+  if (outcome.version == kThisRecord) outcome.version = version;
+  for (Outcome& one : outcome.outcomes) set_version(one, version);
+}
+
+}  // namespace
+
+std::string_view name_of(Durability durability) {
+  switch (durability) {
+    case Durability::none: return "none";
+    case Durability::interval: return "interval";
+    case Durability::always: return "always";
+  }
+  return "unknown";
+}
+
+Result<Durability> parse_durability(std::string_view text) {
+  if (text == "none") return Durability::none;
+  if (text == "interval") return Durability::interval;
+  if (text == "always") return Durability::always;
+  return fail(Code::invalid, "durability \"", base::escape(text), "\" is not one of none, interval, always");
+}
+
+Instance::Instance(InstanceOptions options, const Procedures& procedures, const MembershipTable& table)
+    : options_(options), procedures_(procedures), table_(table) {
+  for (std::uint32_t p = 0; p < table_.partition_count(); p++) owned_ += owns(PartitionId{p});
+}
+
+Instance::~Instance() = default;
+
+Result<std::unique_ptr<Instance>> Instance::open(base::FileSystem& files, std::string folder, InstanceOptions options,
+                                                 const Procedures& procedures, const MembershipTable& table) {
+  std::unique_ptr<Instance> instance(new Instance(options, procedures, table));
+  novoht::Options store;
+  store.companion = instance.get();
+  store.segment_size = options.segment_size;
+  store.max_key_size = kMaxKeySize;
+  TRY_LET(opened, novoht::Store::open(files, std::move(folder), store));
+  instance->store_ = std::move(opened);
+  for (TableId held : instance->store_->tables())
+    if (!instance->owns(static_cast<PartitionId>(held)))
+      return fail(Code::invalid, "instance ", static_cast<std::uint32_t>(options.id), " holds data of partition ",
+                  static_cast<std::uint32_t>(held), ", which the membership table gives to another");
+  instance->transaction_ = std::make_unique<PartitionTransaction>(*instance->store_, base::WallTime{});
+  return instance;
+}
+
+Result<void> Instance::restore(TableId table, Bytes attachment) {
+  return results_[static_cast<std::uint32_t>(table)].decode(attachment);
+}
+
+Result<void> Instance::replay(TableId table, Version version, std::uint64_t, Bytes bytes) {
+  if (bytes.empty()) return {};  // housekeeping: nobody asked for it
+  TRY_LET(note, decode_note(bytes, version));
+  results_[static_cast<std::uint32_t>(table)].record(note);
+  return {};
+}
+
+std::string Instance::attachment(TableId table) {
+  std::string out;
+  if (const auto found = results_.find(static_cast<std::uint32_t>(table)); found != results_.end()) found->second.encode(out);
+  return out;
+}
+
+bool Instance::owns(PartitionId partition) const {
+  return number_of(partition) < table_.partition_count() && table_.view_of(partition).primary == options_.id;
+}
+
+void Instance::begin_round(base::Time now, base::WallTime wall) {
+  now_ = now;
+  // Expiry follows the wall clock but never back: a key that was once seen expired stays so.
+  wall_ = std::max(wall_, wall);
+  now_ms_ = base::to_millis(wall_);
+  store_->set_now(wall_);
+  transaction_->set_now(wall_);
+  changed_in_round_ = false;
+}
+
+Result<void> Instance::end_round() {
+  statistics_.rounds++;
+  if (!changed_in_round_) return {};
+  Result<void> written;
+  if (options_.durability == Durability::always) {
+    statistics_.syncs++;
+    written = store_->sync();
+  } else {
+    written = store_->flush();
+  }
+  note_failure(written);
+  return written;
+}
+
+void Instance::note_failure(const Result<void>& outcome) {
+  if (!outcome && failure_.empty()) failure_ = outcome.error().message;
+}
+
+void Instance::on_frame(ConnectionId from, const Frame& frame, std::string& out) {
+  if (frame.type == wire::FrameType::goodbye) {
+    for (auto& [partition, results] : results_) results.forget(frame.client());
+    return;
+  }
+  if (frame.type != wire::FrameType::request)
+    return answer_error(frame, fail(Code::invalid, "frame of type ", static_cast<int>(frame.type), " is not for an instance"), out);
+  statistics_.operations++;
+  const auto operation = wire::decode_operation(frame);
+  if (!operation) return answer_error(frame, operation.error(), out);
+  const PartitionId partition{frame.partition};
+  if (number_of(partition) >= table_.partition_count())
+    return answer_error(frame, fail(Code::invalid, "partition ", frame.partition, " of ", table_.partition_count()), out);
+  if (!owns(partition) || frame.epoch != static_cast<std::uint64_t>(table_.view_of(partition).epoch))
+    return answer_retry(frame, out);
+  if (auto checked = check_operation(*operation, partition); !checked) return answer_error(frame, checked.error(), out);
+  switch (operation->kind) {
+    case OpKind::lookup: return do_lookup(frame, *operation, out);
+    case OpKind::callback: return do_callback(from, frame, *operation, out);
+    case OpKind::scan: return do_scan(frame, *operation, out);
+    default: return do_change(frame, *operation, out);
+  }
+}
+
+Result<void> Instance::check_operation(const OperationView& operation, PartitionId partition) const {
+  if (operation.kind == OpKind::scan) return {};
+  if (operation.kind == OpKind::batch) {
+    if (operation.operation_count == 0) return fail(Code::invalid, "batch: no operations");
+    if (operation.operation_count > kMaxBatchSize)
+      return fail(Code::invalid, "batch: ", operation.operation_count, " operations, the limit is ", kMaxBatchSize);
+    Bytes rest = operation.operations;
+    for (std::uint32_t i = 0; i < operation.operation_count; i++) {
+      TRY_LET(one, wire::next_operation(rest));
+      if (one.kind == OpKind::callback || one.kind == OpKind::batch || one.kind == OpKind::scan)
+        return fail(Code::invalid, "batch: operation ", i, " is a callback, batch or scan");
+      if (auto checked = check_operation(one, partition); !checked)
+        return base::add_context("batch: operation " + std::to_string(i), checked.error());
+    }
+    if (!rest.empty()) return fail(Code::invalid, "batch: ", rest.size(), " bytes after its last operation");
+    return {};
+  }
+  if (operation.key.empty() || operation.key.size() > kMaxKeySize)
+    return fail(Code::invalid, "key of ", operation.key.size(), " bytes; 1 to ", kMaxKeySize, " are allowed");
+  if (operation.value.size() > options_.max_value_size)
+    return fail(Code::invalid, "value of ", operation.value.size(), " bytes; the limit is ", options_.max_value_size);
+  if (partition_of(operation.key, table_.partition_count()) != partition)
+    return fail(Code::invalid, "key \"", base::escape(operation.key), "\" is not in partition ", number_of(partition));
+  return {};
+}
+
+void Instance::answer_error(const Frame& frame, const Error& error, std::string& out) const {
+  const std::size_t start = wire::begin_reply(
+      out, {.op = frame.op, .status = static_cast<std::uint8_t>(error.code), .request = frame.request, .partition = frame.partition},
+      error.message);
+  wire::end_reply(out, start);
+}
+
+void Instance::answer_retry(const Frame& frame, std::string& out) {
+  statistics_.redirects++;
+  const std::size_t start = wire::begin_reply(
+      out, {.op = frame.op, .status = wire::kStatusRetry, .request = frame.request,
+            .epoch = static_cast<std::uint64_t>(table_.view_of(PartitionId{frame.partition}).epoch), .partition = frame.partition});
+  wire::end_reply(out, start);
+}
+
+void Instance::answer(const Frame& frame, const Outcome& outcome, std::string& out) const {
+  wire::encode_reply(out, static_cast<OpKind>(frame.op), outcome, frame.request, frame.epoch, frame.partition);
+}
+
+void Instance::answer_recorded(const Frame& frame, const Recorded& recorded, std::string& out) const {
+  Outcome outcome;
+  if (recorded.outcome.empty()) {
+    outcome.present = recorded.present;
+    outcome.version = recorded.version;
+    outcome.size = recorded.size;
+    outcome.fragment_count = recorded.fragment_count;
+    if (recorded.kind == OpKind::append && recorded.fragment_count > 0) outcome.fragment_index = recorded.fragment_count - 1;
+  } else {
+    Bytes bytes = recorded.outcome;
+    auto decoded = wire::decode_outcome(bytes);
+    if (!decoded) return answer_error(frame, decoded.error(), out);
+    outcome = std::move(decoded).value();
+    if (!recorded.refused) set_version(outcome, recorded.version);
+  }
+  answer(frame, outcome, out);
+}
+
+void Instance::fill(Outcome& outcome, const Seen& seen, const Range& range) {
+  outcome.present = seen.present;
+  if (!seen.present) return;
+  outcome.version = seen.changed ? kThisRecord : seen.version;
+  outcome.size = seen.size;
+  outcome.fragment_count = seen.fragment_count;
+  Slice slice = slice_of(seen, range);
+  outcome.offset = slice.offset;
+  outcome.fragments = std::move(slice.fragments);
+  if (auto read = seen.read(slice.offset, slice.size, outcome.value); !read) {
+    outcome.code = read.code();
+    outcome.message = read.error().message;
+  }
+}
+
+// The hot path of reads: the value goes from the store straight into the reply.
+void Instance::do_lookup(const Frame& frame, const OperationView& operation, std::string& out) {
+  const auto stored = store_->lookup(table_of(PartitionId{frame.partition}), operation.key);
+  if (!stored)
+    return answer_error(frame, fail(Code::not_found, "no key \"", base::escape(operation.key), "\""), out);
+  Seen seen;
+  seen.present = true;
+  seen.size = stored->size();
+  seen.fragment_count = stored->fragment_count();
+  seen.stored = *stored;
+  const Slice slice = slice_of(seen, operation.range);
+  const std::size_t start = wire::begin_reply(out, {.op = frame.op,
+                                                    .flags = wire::kPresent,
+                                                    .request = frame.request,
+                                                    .version = stored->version(),
+                                                    .size = stored->size(),
+                                                    .offset = slice.offset,
+                                                    .epoch = frame.epoch,
+                                                    .partition = frame.partition});
+  if (auto read = stored->read(slice.offset, slice.size, out); !read) {
+    out.resize(start);
+    return answer_error(frame, read.error(), out);
+  }
+  if (stored->fragment_count() == 1) return wire::end_reply(out, start);
+  Outcome more;
+  more.fragment_count = stored->fragment_count();
+  more.fragments = slice.fragments;
+  std::string extra;
+  wire::encode_outcome_extra(extra, more);
+  wire::end_reply(out, start, extra);
+}
+
+bool Instance::satisfied(const Condition& condition, const Seen& seen) const {
+  switch (condition.kind) {
+    case Condition::Kind::none: return true;
+    case Condition::Kind::absent: return !seen.present;
+    case Condition::Kind::present: return seen.present;
+    case Condition::Kind::value: {
+      const auto equal = seen.equals(condition.value);
+      return equal && *equal;
+    }
+    case Condition::Kind::version: return seen.present && !seen.changed && seen.version == condition.version;
+    // An absent key has no version of its own; one who had seen a version knows that it was removed since.
+    case Condition::Kind::version_after: return seen.present ? seen.changed || seen.version > condition.version : condition.version > 0;
+  }
+  return false;
+}
+
+void Instance::do_callback(ConnectionId from, const Frame& frame, const OperationView& operation, std::string& out) {
+  Watcher watcher;
+  watcher.connection = from;
+  watcher.request = frame.request;
+  watcher.partition = PartitionId{frame.partition};
+  watcher.key = std::string(operation.key);
+  watcher.condition = {operation.condition, std::string(operation.condition_value), operation.condition_version};
+  watcher.range = operation.range;
+  watcher.deadline = now_ + std::chrono::milliseconds(std::min<std::uint64_t>(operation.timeout_ms, 1'000'000'000));
+  if (operation.condition == Condition::Kind::none)
+    return answer_error(frame, fail(Code::invalid, "callback: no condition to wait for"), out);
+  // Looked at first, so that a change just before registration is not missed.
+  transaction_->begin(table_of(watcher.partition), {});
+  const Seen seen = transaction_->see(operation.key);
+  if (satisfied(watcher.condition, seen)) {
+    Outcome outcome;
+    fill(outcome, seen, operation.range);
+    return answer(frame, outcome, out);
+  }
+  if (operation.timeout_ms == 0)
+    return answer_error(frame, fail(Code::timeout, "the condition on key \"", base::escape(operation.key), "\" does not hold"), out);
+  if (auto added = watchers_.add(std::move(watcher)); !added) answer_error(frame, added.error(), out);
+}
+
+void Instance::do_scan(const Frame& frame, const OperationView& operation, std::string& out) {
+  const std::size_t limit = operation.limit == 0 ? 1000 : std::min<std::uint64_t>(operation.limit, 10'000);
+  auto page = store_->scan(table_of(PartitionId{frame.partition}), operation.cursor, limit, operation.key);
+  Outcome outcome;
+  outcome.cursor = page.cursor;
+  for (auto& entry : page.entries) outcome.entries.push_back({std::move(entry.key), entry.version, entry.size});
+  answer(frame, outcome, out);
+}
+
+Outcome Instance::refusal(Code code, std::string message, const Seen& seen) {
+  Outcome outcome;
+  fill(outcome, seen, seen.size <= options_.max_value_size ? Range::whole() : Range::nothing());
+  outcome.code = code;
+  outcome.message = std::move(message);
+  return outcome;
+}
+
+Outcome Instance::evaluate(const OperationView& operation) {
+  const auto failed = [](const Error& error) {
+    Outcome outcome;
+    outcome.code = error.code;
+    outcome.message = error.message;
+    return outcome;
+  };
+  const auto quoted = [&] { return "\"" + base::escape(operation.key) + "\""; };
+  const auto expires = [&] {
+    return operation.ttl_ms == 0 ? base::kNever
+                                 : base::from_millis(now_ms_ + std::min<std::uint64_t>(operation.ttl_ms, 1'000'000'000'000));
+  };
+  if (operation.kind == OpKind::batch) return evaluate_batch(operation);
+  if (operation.kind == OpKind::update) return evaluate_update(operation);
+
+  Outcome outcome;
+  // A plain insert need not look at what is there.
+  if (operation.kind == OpKind::insert && operation.condition == Condition::Kind::none) {
+    if (auto put = transaction_->put(Change::insert(operation.key, operation.value, expires())); !put) return failed(put.error());
+    outcome.present = true;
+    outcome.version = kThisRecord;
+    outcome.size = operation.value.size();
+    outcome.fragment_count = 1;
+    return outcome;
+  }
+  const Seen seen = transaction_->see(operation.key);
+  if (operation.kind == OpKind::lookup) {
+    if (!seen.present) return refusal(Code::not_found, "no key " + quoted(), seen);
+    fill(outcome, seen, operation.range);
+    return outcome;
+  }
+  const Condition condition{operation.condition, std::string(operation.condition_value), operation.condition_version};
+  if (operation.kind == OpKind::remove && !seen.present && !operation.missing_ok)
+    return refusal(Code::not_found, "no key " + quoted(), seen);
+  if (!satisfied(condition, seen))
+    return refusal(Code::conflict, seen.present ? "key " + quoted() + " is not as expected" : "key " + quoted() + " is absent", seen);
+  switch (operation.kind) {
+    case OpKind::remove:
+      if (seen.present)
+        if (auto put = transaction_->put(Change::remove(operation.key)); !put) return failed(put.error());
+      outcome.version = seen.present ? kThisRecord : 0;
+      return outcome;
+    case OpKind::append: {
+      const std::uint64_t size = seen.size + operation.value.size();
+      if (operation.limit != 0 && size > operation.limit)
+        return refusal(Code::no_space,
+                       "key " + quoted() + " would grow to " + std::to_string(size) + " bytes, past the limit of " +
+                           std::to_string(operation.limit),
+                       seen);
+      const Change change = seen.present ? Change::append(operation.key, operation.value)
+                                         : Change::insert(operation.key, operation.value, expires());
+      if (auto put = transaction_->put(change); !put) return failed(put.error());
+      outcome.present = true;
+      outcome.version = kThisRecord;
+      outcome.size = size;
+      outcome.fragment_index = seen.present ? seen.fragment_count : 0;
+      outcome.fragment_count = outcome.fragment_index + 1;
+      return outcome;
+    }
+    case OpKind::insert:
+    case OpKind::cswap: {
+      if (operation.kind == OpKind::cswap && operation.desired == Desired::keep) {
+        fill(outcome, seen, Range::nothing());
+        return outcome;
+      }
+      const bool remove = operation.kind == OpKind::cswap && operation.desired == Desired::remove;
+      if (remove && !seen.present) return outcome;
+      const Change change = remove ? Change::remove(operation.key) : Change::insert(operation.key, operation.value, expires());
+      if (auto put = transaction_->put(change); !put) return failed(put.error());
+      outcome.version = kThisRecord;
+      outcome.present = !remove;
+      outcome.size = remove ? 0 : operation.value.size();
+      outcome.fragment_count = remove ? 0 : 1;
+      return outcome;
+    }
+    default: return failed(fail(Code::invalid, "operation ", static_cast<int>(operation.kind), " cannot be evaluated"));
+  }
+}
+
+Outcome Instance::evaluate_batch(const OperationView& operation) {
+  Outcome outcome;
+  Bytes rest = operation.operations;
+  std::size_t answered = 0;
+  for (std::uint32_t i = 0; i < operation.operation_count; i++) {
+    const auto one = wire::next_operation(rest);  // was decoded once already: check_operation
+    Outcome result = evaluate(*one);
+    const Code code = result.code;
+    answered += result.value.size();
+    outcome.outcomes.push_back(std::move(result));
+    if (code == Code::ok && answered <= kMaxWrittenBytes / 2) continue;
+    outcome.code = code == Code::ok ? Code::no_space : code;
+    outcome.failed_index = i;
+    outcome.message = "batch: operation " + std::to_string(i) + ": " +
+                      (code == Code::ok ? "the values read are too many bytes for one reply" : outcome.outcomes.back().message);
+    return outcome;
+  }
+  return outcome;
+}
+
+Outcome Instance::evaluate_update(const OperationView& operation) {
+  Outcome outcome;
+  const auto refuse = [&](const Error& error) {
+    outcome.code = error.code == Code::ok ? Code::invalid : error.code;
+    outcome.message = error.message;
+    outcome.value.clear();
+    return outcome;
+  };
+  const Procedure* procedure = procedures_.find(operation.procedure);
+  if (procedure == nullptr)
+    return refuse(fail(Code::invalid, "no procedure \"", base::escape(operation.procedure), "\" on this node"));
+  try {
+    auto result = (*procedure)(*transaction_, operation.key, operation.value);
+    if (transaction_->failed()) return refuse(*transaction_->failed());
+    if (!result) return refuse(result.error());
+    outcome.value = std::move(result).value();
+  } catch (const std::exception& error) {  // a library's, inside the service's code
+    return refuse(fail(Code::invalid, "procedure \"", base::escape(operation.procedure), "\" failed: ", error.what()));
+  }
+  outcome.version = transaction_->changes().empty() ? 0 : kThisRecord;
+  return outcome;
+}
+
+void Instance::do_change(const Frame& frame, const OperationView& operation, std::string& out) {
+  const PartitionId partition{frame.partition};
+  if (frame.sequence() == 0 || frame.client() == 0)
+    return answer_error(frame, fail(Code::invalid, "a change without the identity of its client"), out);
+  ResultTable& results = results_[number_of(partition)];
+  const auto seen = results.find(frame.client(), frame.sequence(), frame.flags & wire::kRetry, now_ms_);
+  if (seen.verdict == ResultTable::Verdict::expired)
+    return answer_error(frame, fail(Code::timeout, "request ", frame.sequence(), " is too old to know whether it happened"), out);
+  if (seen.verdict == ResultTable::Verdict::answered) {
+    statistics_.retries_answered++;
+    if (!failure_.empty() && !seen.recorded->refused)
+      return answer_error(frame, fail(Code::timeout, "the store failed, the change may be lost: ", failure_), out);
+    return answer_recorded(frame, *seen.recorded, out);
+  }
+  if (!failure_.empty()) return answer_error(frame, fail(Code::io, "the store only reads: ", failure_), out);
+
+  const Bytes first_key = operation.key;
+  transaction_->begin(table_of(partition), first_key.empty() ? Bytes() : hash_tag(first_key));
+  if (operation.kind == OpKind::batch) {
+    // Procedures inside a batch see the tag of the batch's first key.
+    Bytes rest = operation.operations;
+    transaction_->begin(table_of(partition), hash_tag(wire::next_operation(rest)->key));
+  }
+  Outcome outcome = evaluate(operation);
+
+  Note note{frame.client(), frame.sequence(), frame.floor(), now_ms_, {}};
+  note.recorded.kind = operation.kind;
+  if (outcome.code != Code::ok || transaction_->changes().empty()) {
+    // Nothing changes. Remembered in this life, so that a copy of the request still under way cannot do otherwise.
+    note.recorded.refused = true;
+    set_version(outcome, 0);
+    wire::encode_outcome(note.recorded.outcome, outcome);
+    results.record(note);
+    return answer(frame, outcome, out);
+  }
+  note.recorded.present = outcome.present;
+  note.recorded.size = outcome.size;
+  note.recorded.fragment_count = outcome.fragment_count;
+  if (operation.kind == OpKind::update || operation.kind == OpKind::batch)
+    wire::encode_outcome(note.recorded.outcome, outcome);
+  note_.clear();
+  encode_note(note_, note);
+  const auto applied =
+      store_->apply(table_of(partition), transaction_->changes(), note_, static_cast<std::uint64_t>(table_.view_of(partition).epoch));
+  if (!applied) {
+    Outcome refused;
+    refused.code = applied.code();
+    refused.message = applied.error().message;
+    note.recorded = {.kind = operation.kind, .refused = true};
+    wire::encode_outcome(note.recorded.outcome, refused);
+    results.record(note);
+    return answer(frame, refused, out);
+  }
+  statistics_.changes++;
+  changed_in_round_ = true;
+  note.recorded.version = *applied;
+  set_version(outcome, *applied);
+  results.record(note);
+  if (!watchers_.empty()) notify(partition, transaction_->changes());
+  answer(frame, outcome, out);
+}
+
+void Instance::notify(PartitionId partition, const std::vector<Change>& changes) {
+  std::vector<std::string> keys;
+  for (const Change& change : changes)
+    if (std::string key(change.key); watchers_.watched(key) && std::find(keys.begin(), keys.end(), key) == keys.end())
+      keys.push_back(std::move(key));
+  if (keys.empty()) return;
+  transaction_->begin(table_of(partition), {});  // the changes are in the store now; `changes` is of no more use
+  for (const std::string& key : keys) {
+    const Seen seen = transaction_->see(key);
+    for (const Watcher& watcher : watchers_.take(key, [&](const Watcher& one) { return satisfied(one.condition, seen); })) {
+      Outcome outcome;
+      fill(outcome, seen, watcher.range);
+      send_to(watcher, outcome);
+    }
+  }
+}
+
+void Instance::send_to(const Watcher& watcher, const Outcome& outcome) {
+  Send send{watcher.connection, {}};
+  wire::encode_reply(send.frame, OpKind::callback, outcome, watcher.request,
+                     static_cast<std::uint64_t>(table_.view_of(watcher.partition).epoch), number_of(watcher.partition));
+  sends_.push_back(std::move(send));
+}
+
+void Instance::on_closed(ConnectionId connection) { watchers_.drop(connection); }
+
+void Instance::on_tick() {
+  for (const Watcher& watcher : watchers_.take_overdue(now_)) {
+    Outcome outcome;
+    outcome.code = Code::timeout;
+    outcome.message = "the condition on key \"" + base::escape(watcher.key) + "\" did not come to hold in time";
+    send_to(watcher, outcome);
+  }
+  if (failure_.empty()) {
+    reap_expired();
+    // Errors are in the store's statistics; the next slice tries again.
+    (void)store_->maintain(std::chrono::milliseconds(2));
+  }
+  if (now_ >= next_forget_) {
+    next_forget_ = now_ + std::chrono::minutes(1);
+    for (auto& [partition, results] : results_) results.forget_silent(now_ms_);
+  }
+}
+
+// Removes keys whose time has passed, and tells those who wait for that. A slice of the partitions a tick.
+void Instance::reap_expired() {
+  for (TableId table : store_->tables()) {
+    const auto keys = store_->expired(table, 256);
+    if (keys.empty()) continue;
+    std::vector<Change> changes;
+    for (const std::string& key : keys) changes.push_back(Change::remove(key));
+    if (!store_->apply(table, changes, {}, static_cast<std::uint64_t>(table_.view_of(static_cast<PartitionId>(table)).epoch))) return;
+    changed_in_round_ = true;
+    if (!watchers_.empty()) notify(static_cast<PartitionId>(table), changes);
+  }
+}
+
+}  // namespace zht::core

@@ -1,0 +1,136 @@
+// One instance: the partitions of one core, their requests, retries, watchers and log. No sockets, threads or clock:
+// frames, the time and the disk come in, reply frames go out. One thread owns an Instance; nothing here blocks on
+// anything but the disk it was given.
+//
+// It works in rounds. Between begin_round() and end_round() any number of frames is executed; every change is in memory
+// at once and in one write at the end of the round (and one sync, durability always). Replies may leave only after
+// end_round() has returned ok: that is what makes an acknowledgement a promise.
+//
+//   instance.begin_round(clock.now(), clock.wall());
+//   for (each frame) instance.on_frame(connection, frame, out_buffer_of[connection]);
+//   TRY(instance.end_round());
+//   send the buffers, and instance.take_sends()
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "novoht/store.h"
+#include "zht/core/result_table.h"
+#include "zht/core/transaction.h"
+#include "zht/core/view.h"
+#include "zht/core/watchers.h"
+#include "zht/procedure.h"
+#include "zht/wire/frame.h"
+
+namespace zht::core {
+
+enum class Durability { none, interval, always };
+std::string_view name_of(Durability durability);
+Result<Durability> parse_durability(std::string_view text);
+
+struct InstanceOptions {
+  InstanceId id{0};
+  Durability durability = Durability::interval;
+  std::size_t max_value_size = kMaxValueSize;
+  std::uint64_t segment_size = std::uint64_t{64} << 20;
+};
+
+struct InstanceStatistics {
+  std::uint64_t operations = 0, changes = 0, retries_answered = 0, redirects = 0, rounds = 0, syncs = 0;
+};
+
+// A reply for a connection other than the one being served: a watcher's.
+struct Send {
+  ConnectionId to{0};
+  std::string frame;
+};
+
+class Instance final : private novoht::Companion {
+ public:
+  // Opens the store in `folder` and rebuilds the state of the partitions that `table` gives to options.id. `files`,
+  // `procedures` and `table` outlive it. Errors: those of novoht::Store::open.
+  static Result<std::unique_ptr<Instance>> open(base::FileSystem& files, std::string folder, InstanceOptions options,
+                                                const Procedures& procedures, const MembershipTable& table);
+  ~Instance() override;
+
+  void begin_round(base::Time now, base::WallTime wall);
+  // Executes a request or goodbye frame. Its reply is appended to `out`, except for a callback that has to wait.
+  void on_frame(ConnectionId from, const wire::Frame& frame, std::string& out);
+  void on_closed(ConnectionId connection);
+  // Timeouts of watchers, expiry, forgotten sessions, housekeeping of the store. Call inside a round, every kTick.
+  void on_tick();
+  // io: the store only reads from now on; no reply of this round may be sent.
+  Result<void> end_round();
+  std::vector<Send> take_sends() { return std::exchange(sends_, {}); }
+
+  // Durability interval: begin on this thread, run anywhere, finish on this thread.
+  bool dirty() const { return store_->dirty(); }
+  Result<std::unique_ptr<novoht::SyncJob>> begin_sync() { return store_->begin_sync(); }
+  void finish_sync(const Result<void>& outcome) { note_failure(outcome); store_->finish_sync(outcome); }
+  Result<void> sync() { return store_->sync(); }
+
+  InstanceStatistics statistics() const { return statistics_; }
+  novoht::Statistics store_statistics() const { return store_->statistics(); }
+  std::size_t watcher_count() const { return watchers_.count(); }
+  std::size_t partition_count() const { return owned_; }
+  const std::string& failure() const { return failure_; }  // why it only reads; empty: well
+  InstanceId id() const { return options_.id; }
+
+  static constexpr base::Duration kTick = std::chrono::milliseconds(20);
+
+ private:
+  Instance(InstanceOptions options, const Procedures& procedures, const MembershipTable& table);
+  Result<void> restore(novoht::TableId table, Bytes attachment) override;
+  Result<void> replay(novoht::TableId table, Version version, std::uint64_t epoch, Bytes note) override;
+  std::string attachment(novoht::TableId table) override;
+
+  bool owns(PartitionId partition) const;
+  Result<void> check_operation(const wire::OperationView& operation, PartitionId partition) const;
+  void answer_error(const wire::Frame& frame, const Error& error, std::string& out) const;
+  void answer_retry(const wire::Frame& frame, std::string& out);
+  void answer(const wire::Frame& frame, const Outcome& outcome, std::string& out) const;
+  void answer_recorded(const wire::Frame& frame, const Recorded& recorded, std::string& out) const;
+
+  void do_lookup(const wire::Frame& frame, const wire::OperationView& operation, std::string& out);
+  void do_callback(ConnectionId from, const wire::Frame& frame, const wire::OperationView& operation, std::string& out);
+  void do_scan(const wire::Frame& frame, const wire::OperationView& operation, std::string& out);
+  void do_change(const wire::Frame& frame, const wire::OperationView& operation, std::string& out);
+
+  // Each evaluates against the transaction and puts its changes there. A failed condition is an outcome with its code.
+  Outcome evaluate(const wire::OperationView& operation);
+  Outcome evaluate_batch(const wire::OperationView& operation);
+  Outcome evaluate_update(const wire::OperationView& operation);
+  Outcome refusal(Code code, std::string message, const Seen& seen);
+
+  void fill(Outcome& outcome, const Seen& seen, const Range& range);
+  // Wakes the watchers of every key the transaction changed.
+  void notify(PartitionId partition, const std::vector<novoht::Change>& changes);
+  bool satisfied(const Condition& condition, const Seen& seen) const;
+  void send_to(const Watcher& watcher, const Outcome& outcome);
+  void note_failure(const Result<void>& outcome);
+  void reap_expired();
+
+  const InstanceOptions options_;
+  const Procedures& procedures_;
+  const MembershipTable& table_;
+  std::unique_ptr<novoht::Store> store_;
+  std::unordered_map<std::uint32_t, ResultTable> results_;  // by partition
+  Watchers watchers_;
+  std::unique_ptr<PartitionTransaction> transaction_;
+  std::vector<Send> sends_;
+  InstanceStatistics statistics_;
+  base::Time now_{};
+  base::WallTime wall_{};
+  std::uint64_t now_ms_ = 0;
+  std::size_t owned_ = 0;
+  bool changed_in_round_ = false;
+  std::string failure_;
+  std::string note_;  // scratch
+  base::Time next_forget_{};
+};
+
+}  // namespace zht::core
