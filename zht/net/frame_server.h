@@ -1,0 +1,89 @@
+// An endpoint that speaks frames: accepts TCP and unix connections on one event loop, hands every complete frame to a
+// handler where it lies, and writes what the handler answers. All frames that the sockets hold at the moment make one
+// round; their replies leave together, one write a connection, after the handler has closed the round.
+//
+// Everything runs on the thread of the io_context. A connection that sends what is not a frame gets one error and is
+// closed; one that does not read its replies is not read from until it does. Source: [ZHT] 3.7 (one event loop a core).
+#pragma once
+
+#include <asio/generic/stream_protocol.hpp>
+#include <asio/io_context.hpp>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "novoht/base/result.h"
+#include "zht/wire/frame.h"
+
+namespace zht::net {
+
+using ConnectionNumber = std::uint64_t;
+
+class FrameHandler {
+ public:
+  virtual ~FrameHandler() = default;
+  virtual void begin_round() {}
+  virtual void on_frame(ConnectionNumber from, const wire::Frame& frame, std::string& out) = 0;
+  virtual void on_closed(ConnectionNumber) {}
+  // Nothing of the round is sent before it returns. false: nothing of the round is sent at all, and the connections
+  // that had replies in it are closed, so that their clients ask again.
+  virtual bool end_round() { return true; }
+};
+
+struct FrameServerLimits {
+  std::size_t connections = 20'000;
+  std::size_t frame_size = wire::kMaxFrameSize;
+  std::size_t unread_replies = std::size_t{8} << 20;  // bytes; a connection with more is not read from
+};
+
+class FrameServer {
+ public:
+  FrameServer(asio::io_context& loop, FrameHandler& handler, FrameServerLimits limits = {});
+  ~FrameServer();
+
+  // Returns the address it got ("127.0.0.1:40000" for port 0). invalid: not host:port; conflict: in use; io.
+  base::Result<std::string> listen_tcp(const std::string& address);
+  base::Result<void> listen_unix(const std::string& path);  // a stale socket file is replaced; mode 0600
+  void stop();  // closes everything; on the loop's thread
+
+  // A frame outside any request, or a late reply. Dropped when the connection is gone. Inside a round it leaves with it.
+  void send(ConnectionNumber to, std::string frame);
+  // Runs a round of its own (a timer's work) and sends what comes of it.
+  void run_round(const std::function<void()>& work);
+  std::size_t connection_count() const { return connections_.size(); }
+
+ private:
+  struct Connection;
+  struct Listener;
+  using Socket = asio::generic::stream_protocol::socket;
+
+  base::Result<void> listen(std::unique_ptr<Listener> listener);
+  void accept(Listener& listener);
+  void adopt(Socket socket);
+  void wait_readable(Connection& connection);
+  void on_readable(ConnectionNumber number);
+  bool consume(Connection& connection, std::string_view bytes, std::size_t& used);
+  void open_round();
+  void close_round();
+  void flush(Connection& connection);
+  void close(ConnectionNumber number);
+  void touch(Connection& connection);
+
+  asio::io_context& loop_;
+  FrameHandler& handler_;
+  FrameServerLimits limits_;
+  std::vector<std::unique_ptr<Listener>> listeners_;
+  std::unordered_map<ConnectionNumber, std::unique_ptr<Connection>> connections_;
+  ConnectionNumber next_ = 1;
+  std::vector<ConnectionNumber> touched_;  // have replies of this round
+  bool in_round_ = false;
+  std::string buffer_;  // shared by all connections: what arrives complete never leaves it
+};
+
+// "host:port" -> its parts. invalid: the message names the text. "[::1]:80" for IPv6.
+base::Result<std::pair<std::string, std::uint16_t>> parse_address(const std::string& text);
+
+}  // namespace zht::net

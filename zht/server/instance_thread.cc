@@ -1,0 +1,134 @@
+#include "zht/server/instance_thread.h"
+
+#include <pthread.h>
+
+#include <asio/post.hpp>
+
+#include "zht/support/log.h"
+
+namespace zht::server {
+
+namespace {
+const support::Log& logger() {
+  static const support::Log log("zht.instance");
+  return log;
+}
+}  // namespace
+
+InstanceThread::InstanceThread(Options options, base::FileSystem& files, const base::Clock& clock,
+                               const Procedures& procedures, const core::MembershipTable& table,
+                               const std::string& encoded_table, asio::thread_pool& sync_pool)
+    : options_(std::move(options)), files_(files), clock_(clock), procedures_(procedures), table_(table),
+      encoded_table_(encoded_table), sync_pool_(sync_pool) {}
+
+InstanceThread::~InstanceThread() { stop(); }
+
+base::Result<void> InstanceThread::open() {
+  TRY_LET(core, core::Instance::open(files_, options_.folder, options_.core, procedures_, table_));
+  core_ = std::move(core);
+  const auto store = core_->store_statistics();
+  logger().info("recovered", {{"instance", static_cast<std::uint32_t>(options_.core.id)},
+                              {"keys", store.keys},
+                              {"records", store.recovered_records},
+                              {"bytes", store.recovered_bytes},
+                              {"torn_bytes_cut", store.torn_bytes_cut}});
+  net::FrameHandler& handler = *this;
+  endpoint_ = std::make_unique<net::FrameServer>(loop_, handler, net::FrameServerLimits{.connections = options_.max_connections});
+  return {};
+}
+
+base::Result<void> InstanceThread::listen_unix(const std::string& path) { return endpoint_->listen_unix(path); }
+base::Result<std::string> InstanceThread::listen_tcp(const std::string& address) { return endpoint_->listen_tcp(address); }
+
+void InstanceThread::run() {
+  schedule_tick();
+  schedule_sync();
+  thread_ = std::thread([this] {
+    const std::string name = "instance-" + std::to_string(static_cast<std::uint32_t>(options_.core.id));
+    pthread_setname_np(pthread_self(), name.c_str());
+    loop_.run();
+  });
+}
+
+void InstanceThread::stop() {
+  if (thread_.joinable()) {
+    asio::post(loop_, [this] {
+      tick_.cancel();
+      sync_.cancel();
+      endpoint_->stop();
+      work_.reset();
+    });
+    thread_.join();
+    if (options_.core.durability != core::Durability::none)
+      if (auto synced = core_->sync(); !synced) logger().error("last sync failed", {{"error", synced.error()}});
+  }
+  endpoint_.reset();
+  core_.reset();
+}
+
+void InstanceThread::report(std::function<void(InstanceReport)> deliver) {
+  asio::post(loop_, [this, deliver = std::move(deliver)] {
+    deliver({core_->statistics(), core_->store_statistics(), core_->partition_count(), endpoint_->connection_count(),
+             core_->watcher_count(), core_->failure()});
+  });
+}
+
+void InstanceThread::begin_round() { core_->begin_round(clock_.now(), clock_.wall()); }
+
+void InstanceThread::on_frame(net::ConnectionNumber from, const wire::Frame& frame, std::string& out) {
+  if (frame.type == wire::FrameType::control_request) {
+    // An instance answers what every client needs; the rest is the manager's.
+    if (static_cast<wire::ControlKind>(frame.op) == wire::ControlKind::membership)
+      return wire::encode_control(out, wire::FrameType::control_reply, wire::ControlKind::membership, frame.request, Code::ok, {},
+                                  encoded_table_);
+    return wire::encode_control(out, wire::FrameType::control_reply, static_cast<wire::ControlKind>(frame.op), frame.request,
+                                Code::invalid, "this is an instance; ask the node's manager", {});
+  }
+  core_->on_frame(core::ConnectionId{from}, frame, out);
+}
+
+void InstanceThread::on_closed(net::ConnectionNumber connection) { core_->on_closed(core::ConnectionId{connection}); }
+
+bool InstanceThread::end_round() {
+  const bool was_well = core_->failure().empty();
+  const auto written = core_->end_round();
+  if (!written) {
+    if (was_well) logger().error("the store failed and only reads from now on", {{"error", written.error()}});
+    return false;
+  }
+  for (core::Send& send : core_->take_sends()) endpoint_->send(static_cast<net::ConnectionNumber>(send.to), std::move(send.frame));
+  return true;
+}
+
+void InstanceThread::schedule_tick() {
+  tick_.expires_after(core::Instance::kTick);
+  tick_.async_wait([this](asio::error_code stopped) {
+    if (stopped) return;
+    endpoint_->run_round([this] { core_->on_tick(); });
+    schedule_tick();
+  });
+}
+
+void InstanceThread::schedule_sync() {
+  if (options_.core.durability != core::Durability::interval) return;
+  sync_.expires_after(options_.sync_interval);
+  sync_.async_wait([this](asio::error_code stopped) {
+    if (stopped) return;
+    schedule_sync();
+    if (syncing_ || !core_->dirty() || !core_->failure().empty()) return;
+    auto begun = core_->begin_sync();
+    if (!begun) return core_->finish_sync(begun.error());
+    syncing_ = true;
+    // The sync itself runs elsewhere, so that a slow disk delays no request.
+    asio::post(sync_pool_, [this, job = std::shared_ptr<novoht::SyncJob>(std::move(*begun))] {
+      auto outcome = std::make_shared<base::Result<void>>(job->run());
+      asio::post(loop_, [this, outcome] {
+        syncing_ = false;
+        if (!*outcome) logger().error("sync failed, the store only reads from now on", {{"error", outcome->error()}});
+        core_->finish_sync(*outcome);
+      });
+    });
+  });
+}
+
+}  // namespace zht::server

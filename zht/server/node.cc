@@ -1,0 +1,335 @@
+#include "zht/server/node.h"
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <asio/posix/stream_descriptor.hpp>
+#include <asio/post.hpp>
+#include <asio/steady_timer.hpp>
+#include <future>
+#include <thread>
+#include <vector>
+
+#include "zht/net/frame_server.h"
+#include "zht/server/identity.h"
+#include "zht/server/instance_thread.h"
+#include "zht/server/service_keeper.h"
+#include "zht/support/config.h"
+#include "zht/support/log.h"
+#include "zht/support/paths.h"
+#include "zht/support/process.h"
+#include "zht/wire/zht.pb.h"
+
+namespace zht::server {
+
+using base::Code;
+using base::fail;
+using base::Result;
+
+namespace {
+
+const support::Log& logger() {
+  static const support::Log log("zht.manager");
+  return log;
+}
+
+std::string encode_table(const core::MembershipTable& table, std::uint64_t max_value_size) {
+  wire::MembershipTable message;
+  message.set_version(table.version);
+  message.set_partition_count(table.partition_count());
+  message.set_max_value_size(max_value_size);
+  for (const auto& instance : table.instances) {
+    auto* one = message.add_instances();
+    one->set_id(static_cast<std::uint32_t>(instance.id));
+    one->mutable_member()->set_node(instance.member.node);
+    one->mutable_member()->set_incarnation(instance.member.incarnation);
+    one->set_tcp(instance.tcp);
+    one->set_unix_socket(instance.unix_socket);
+  }
+  wire::PartitionRun* run = nullptr;
+  for (std::uint32_t p = 0; p < table.partition_count(); p++) {
+    const core::View& view = table.partitions[p];
+    if (run != nullptr && view == table.partitions[p - 1]) {
+      run->set_count(run->count() + 1);
+      continue;
+    }
+    run = message.add_partitions();
+    run->set_first(p);
+    run->set_count(1);
+    run->mutable_view()->set_epoch(static_cast<std::uint64_t>(view.epoch));
+    run->mutable_view()->set_primary(static_cast<std::uint32_t>(view.primary));
+    for (InstanceId id : view.sync) run->mutable_view()->add_sync(static_cast<std::uint32_t>(id));
+    for (InstanceId id : view.learners) run->mutable_view()->add_learners(static_cast<std::uint32_t>(id));
+  }
+  return message.SerializeAsString();
+}
+
+bool is_loopback(const std::string& host) {
+  return host == "localhost" || host == "::1" || host.rfind("127.", 0) == 0;
+}
+
+// Connections and segments are file descriptors; the default soft limit of 1024 is soon used up.
+void raise_descriptor_limit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+}  // namespace
+
+void add_settings(support::Config& config, Settings& settings) {
+  config.add("listen", settings.listen, "host:port of the manager; empty: unix sockets in the data folder alone", "ZHT_LISTEN");
+  config.add("instances", settings.instances, 0, 1024, "threads that serve; 0: what the data folder has, one per core when new");
+  config.add("partitions", settings.partitions, 0, 1u << 20, "slices of the ring, fixed for good; 0: what the data folder has, 1024 when new");
+  config.add_choice("durability", settings.durability, {"none", "interval", "always"},
+                    "interval: an acknowledged change survives any process crash, a loss of power up to sync_interval; always: both",
+                    "ZHT_DURABILITY");
+  config.add_duration("sync_interval", settings.sync_interval, "of durability interval");
+  config.add_size("max_value_size", settings.max_value_size, "largest value of one request");
+  config.add_size("segment_size", settings.segment_size, "of a full log file");
+  config.add("max_connections", settings.max_connections, 1, 1'000'000, "of each instance");
+  config.add("insecure", settings.insecure, "listen beyond loopback although nothing authenticates the callers");
+}
+
+struct Node::Parts final : net::FrameHandler {
+  Settings settings;
+  Identity identity;
+  base::SystemClock clock;
+  base::Time started{};
+  std::unique_ptr<base::FileSystem> files = base::real_files();
+  std::optional<support::LockFile> lock;
+  core::MembershipTable table;
+  std::string encoded_table;
+  asio::thread_pool pool{1};  // syncs, and the end of services
+  std::vector<std::unique_ptr<InstanceThread>> instances;
+  asio::io_context loop{1};
+  std::unique_ptr<net::FrameServer> endpoint;
+  std::optional<ServiceKeeper> services;
+  asio::steady_timer services_timer{loop};
+  std::string tcp, unix_path;
+  bool stopping = false;
+
+  void on_frame(net::ConnectionNumber from, const wire::Frame& frame, std::string& out) override;
+  void status(net::ConnectionNumber to, std::uint64_t request);
+  void keep_services();
+  void stop();
+  Result<void> open_instances(const Procedures& procedures);
+  Result<void> listen();
+};
+
+void Node::Parts::on_frame(net::ConnectionNumber from, const wire::Frame& frame, std::string& out) {
+  const auto kind = static_cast<wire::ControlKind>(frame.op);
+  const auto reply = [&](Code code, Bytes message, Bytes body) {
+    wire::encode_control(out, wire::FrameType::control_reply, kind, frame.request, code, message, body);
+  };
+  if (frame.type == wire::FrameType::goodbye) return;
+  if (frame.type != wire::FrameType::control_request)
+    return reply(Code::invalid, "this is a node's manager; operations go to the instances its table names", {});
+  switch (kind) {
+    case wire::ControlKind::membership: return reply(Code::ok, {}, encoded_table);
+    case wire::ControlKind::status: return status(from, frame.request);
+    case wire::ControlKind::stop:
+      reply(Code::ok, {}, {});
+      logger().info("asked to stop");
+      asio::post(loop, [this] { stop(); });
+      return;
+    case wire::ControlKind::services_changed:
+      services->look(std::chrono::steady_clock::now());
+      return reply(Code::ok, {}, {});
+  }
+  reply(Code::unsupported, "control request " + std::to_string(frame.op) + " is not known to this build", {});
+}
+
+// Asks every instance, each on its own thread, and answers when the last has reported.
+void Node::Parts::status(net::ConnectionNumber to, std::uint64_t request) {
+  struct Gathering {
+    wire::Status message;
+    std::size_t left = 0;
+  };
+  auto gathering = std::make_shared<Gathering>();
+  auto& message = gathering->message;
+  message.set_pid(static_cast<std::uint64_t>(::getpid()));
+  message.set_data_folder(settings.data);
+  message.set_manager_tcp(tcp);
+  message.set_manager_unix(unix_path);
+  message.set_durability(settings.durability);
+  message.set_uptime_ms(static_cast<std::uint64_t>(
+      std::chrono::duration_cast<std::chrono::milliseconds>(clock.now() - started).count()));
+  message.set_incarnation(identity.member.incarnation);
+  message.set_partition_count(identity.partition_count);
+  message.set_max_value_size(settings.max_value_size);
+  message.set_build(ZHT_VERSION);
+  for (const auto& service : services->running()) {
+    auto* one = message.add_services();
+    one->set_name(service.name);
+    one->set_pid(static_cast<std::uint64_t>(service.pid));
+  }
+  for (const auto& instance : table.instances) {
+    auto* one = message.add_instances();
+    one->set_id(static_cast<std::uint32_t>(instance.id));
+    one->set_tcp(instance.tcp);
+    one->set_unix_socket(instance.unix_socket);
+  }
+  gathering->left = instances.size();
+  for (std::size_t i = 0; i < instances.size(); i++) {
+    instances[i]->report([this, i, gathering, to, request](InstanceReport report) {
+      asio::post(loop, [this, i, gathering, to, request, report = std::move(report)] {
+        auto& one = *gathering->message.mutable_instances(static_cast<int>(i));
+        one.set_partitions(report.partitions);
+        one.set_keys(report.store.keys);
+        one.set_live_bytes(report.store.live_bytes);
+        one.set_memory_bytes(report.store.memory_bytes);
+        one.set_disk_bytes(report.store.log_bytes + report.store.checkpoint_bytes);
+        one.set_operations(report.operations.operations);
+        one.set_connections(report.connections);
+        one.set_watchers(report.watchers);
+        one.set_rounds(report.operations.rounds);
+        one.set_syncs(report.store.syncs);
+        one.set_redirects(report.operations.redirects);
+        one.set_failure(report.failure);
+        if (--gathering->left != 0 || endpoint == nullptr) return;
+        std::string frame;
+        wire::encode_control(frame, wire::FrameType::control_reply, wire::ControlKind::status, request, Code::ok, {},
+                             gathering->message.SerializeAsString());
+        endpoint->send(to, std::move(frame));
+      });
+    });
+  }
+}
+
+void Node::Parts::keep_services() {
+  if (stopping) return;
+  services->look(std::chrono::steady_clock::now());
+  services_timer.expires_after(std::chrono::milliseconds(500));
+  services_timer.async_wait([this](asio::error_code stopped) {
+    if (!stopped) keep_services();
+  });
+}
+
+// Services first, while the instances still serve them (a mount writes back what it holds); then everything else.
+void Node::Parts::stop() {
+  if (std::exchange(stopping, true)) return;
+  services_timer.cancel();
+  asio::post(pool, [this] {
+    services->stop_all();
+    asio::post(loop, [this] { loop.stop(); });
+  });
+}
+
+Result<void> Node::Parts::open_instances(const Procedures& procedures) {
+  TRY_LET(durability, core::parse_durability(settings.durability));
+  std::vector<core::InstanceAddress> addresses(identity.instance_count);
+  for (std::uint32_t i = 0; i < identity.instance_count; i++) addresses[i].id = InstanceId{i};
+  table = core::lone_table(identity.member, std::move(addresses), identity.partition_count);
+  for (std::uint32_t i = 0; i < identity.instance_count; i++) {
+    InstanceThread::Options options;
+    options.core = {InstanceId{i}, durability, settings.max_value_size, settings.segment_size};
+    options.folder = settings.data + "/store/" + std::to_string(i);
+    options.sync_interval = settings.sync_interval;
+    options.max_connections = settings.max_connections;
+    instances.push_back(std::make_unique<InstanceThread>(std::move(options), *files, clock, procedures, table, encoded_table, pool));
+  }
+  TRY(support::make_private_folder(settings.data + "/store"));
+  // Recovery reads whole logs; the instances do it side by side.
+  std::vector<std::future<Result<void>>> opening;
+  for (auto& instance : instances)
+    opening.push_back(std::async(std::launch::async, [&instance] { return instance->open(); }));
+  std::optional<Error> failed;
+  for (auto& one : opening)
+    if (auto opened = one.get(); !opened && !failed) failed = opened.error();
+  if (failed) return *failed;
+  return {};
+}
+
+Result<void> Node::Parts::listen() {
+  endpoint = std::make_unique<net::FrameServer>(loop, *this);
+  std::pair<std::string, std::uint16_t> address;
+  if (!settings.listen.empty()) {
+    TRY_LET(parsed, net::parse_address(settings.listen));
+    address = parsed;
+    if (!is_loopback(address.first) && !settings.insecure)
+      return fail(Code::invalid, "listening on ", settings.listen, " would let anyone on the network in, unauthenticated; use a loopback address, or --insecure");
+    TRY_LET(bound, endpoint->listen_tcp(settings.listen));
+    tcp = bound;
+  }
+  for (std::uint32_t i = 0; i < instances.size(); i++) {
+    if (!settings.listen.empty()) {
+      const std::string host = address.first.find(':') == std::string::npos ? address.first : "[" + address.first + "]";
+      const std::uint32_t port = address.second == 0 ? 0 : address.second + 1 + i;
+      Result<std::string> bound = port > 65'535 ? Result<std::string>(fail(Code::conflict, "no such port"))
+                                                : instances[i]->listen_tcp(host + ":" + std::to_string(port));
+      if (!bound && bound.code() == Code::conflict) bound = instances[i]->listen_tcp(host + ":0");
+      if (!bound) return bound.error();
+      table.instances[i].tcp = *bound;
+    }
+    TRY_LET(path, support::socket_path(settings.data, "instance-" + std::to_string(i) + ".sock"));
+    TRY(instances[i]->listen_unix(path));
+    table.instances[i].unix_socket = path;
+  }
+  encoded_table = encode_table(table, settings.max_value_size);
+  TRY_LET(path, support::socket_path(settings.data, "node.sock"));
+  unix_path = path;
+  return {};
+}
+
+Node::Node() : parts_(std::make_unique<Parts>()) {}
+
+Node::~Node() {
+  if (parts_->endpoint) parts_->endpoint->stop();
+  parts_->pool.join();  // a sync under way holds on to its store
+  for (auto& instance : parts_->instances) instance->stop();
+}
+
+Result<std::unique_ptr<Node>> Node::start(const Settings& settings, const Procedures& procedures) {
+  std::unique_ptr<Node> node(new Node);
+  Parts& parts = *node->parts_;
+  parts.settings = settings;
+  parts.started = parts.clock.now();
+  raise_descriptor_limit();
+  TRY(support::make_private_folder(settings.data));
+  auto lock = support::LockFile::acquire(settings.data + "/node.lock");
+  if (!lock) {
+    if (lock.code() != Code::conflict) return lock.error();
+    const auto holder = support::held_by(settings.data + "/node.lock");
+    return fail(Code::conflict, "a node already serves ", settings.data, holder && *holder > 0 ? " (pid " + std::to_string(*holder) + ")" : "",
+                "; stop it with: zht stop --data ", settings.data);
+  }
+  parts.lock.emplace(std::move(*lock));
+  TRY_LET(identity, begin_life(settings.data, static_cast<std::uint32_t>(settings.instances),
+                               static_cast<std::uint32_t>(settings.partitions),
+                               std::min(8u, std::max(1u, std::thread::hardware_concurrency()))));
+  parts.identity = identity;
+  parts.services.emplace(settings.data);
+  TRY(parts.open_instances(procedures));
+  TRY(parts.listen());
+  for (auto& instance : parts.instances) instance->run();
+  // The manager's socket last: who reaches it finds everything else serving.
+  TRY(parts.endpoint->listen_unix(parts.unix_path));
+  logger().info("serving", {{"data", settings.data},
+                            {"instances", parts.identity.instance_count},
+                            {"partitions", parts.identity.partition_count},
+                            {"durability", settings.durability},
+                            {"incarnation", parts.identity.member.incarnation},
+                            {"listen", parts.tcp.empty() ? std::string("unix") : parts.tcp}});
+  return node;
+}
+
+void Node::run(support::SignalWaiter& signals) {
+  Parts& parts = *parts_;
+  asio::posix::stream_descriptor waiter(parts.loop, ::dup(signals.fd()));
+  waiter.async_wait(asio::posix::stream_descriptor::wait_read, [&](asio::error_code error) {
+    if (error) return;
+    const auto number = signals.wait(std::chrono::milliseconds(0));
+    logger().info("stopping", {{"signal", number.value_or(0)}});
+    parts.stop();
+  });
+  parts.keep_services();
+  parts.loop.run();
+  parts.endpoint->stop();
+  parts.pool.join();
+  for (auto& instance : parts.instances) instance->stop();
+  logger().info("stopped");
+}
+
+}  // namespace zht::server

@@ -1,0 +1,57 @@
+// A node: one manager and its instances in one process. The manager answers membership, status and stop, keeps the
+// node's services running, and owns everything the instances share: the data folder's lock, the table, the procedures.
+//
+//   Settings settings;
+//   settings.data = "/var/lib/zht";
+//   TRY_LET(node, Node::start(settings, procedures));   // recovered and listening when this returns
+//   node->run(signals);                                 // until SIGTERM, SIGINT or a stop request
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "novoht/base/clock.h"
+#include "novoht/base/result.h"
+#include "zht/procedure.h"
+
+namespace support {
+class Config;
+class SignalWaiter;
+}
+
+namespace zht::server {
+
+struct Settings {
+  std::string data;                       // the data folder; absolute
+  std::string listen;                     // host:port of the manager; empty: unix sockets alone. Instances take the ports
+                                          // after it, or any free one where those are in use; port 0: any
+  std::uint64_t instances = 0;            // 0: what the data folder has; new: one per core, 8 at most
+  std::uint64_t partitions = 0;           // 0: what the data folder has; new: 1024
+  std::string durability = "interval";    // none, interval, always
+  base::Duration sync_interval = std::chrono::seconds(1);
+  std::uint64_t max_value_size = std::uint64_t{16} << 20;
+  std::uint64_t segment_size = std::uint64_t{64} << 20;
+  std::uint64_t max_connections = 20'000;  // of each instance
+  bool insecure = false;                   // listen beyond loopback although nothing authenticates
+};
+
+// Makes the settings known to a Config (file, environment, --print-config). `settings` outlives it.
+void add_settings(support::Config& config, Settings& settings);
+
+class Node {
+ public:
+  // Takes the data folder, recovers, listens. Errors: conflict (the folder is served already: pid; an address is in
+  // use), invalid (settings), unsupported, corrupt, no_space, io. `procedures` outlives it.
+  static base::Result<std::unique_ptr<Node>> start(const Settings& settings, const Procedures& procedures);
+  ~Node();
+  // Serves until a signal of `signals` or a stop request; then ends the services, the instances and the sockets.
+  void run(support::SignalWaiter& signals);
+
+ private:
+  Node();
+  struct Parts;
+  std::unique_ptr<Parts> parts_;
+};
+
+}  // namespace zht::server
