@@ -348,7 +348,7 @@ TEST_F(FrameTest, GarbledRequestsHarmNothing) {
     instance->begin_round(clock.now(), clock.wall());
     instance->on_frame(ConnectionId{1}, **frame, reply);
     ASSERT_TRUE(instance->end_round());
-    if (!reply.empty()) ASSERT_TRUE(wire::next_frame(reply, wire::kMaxFrameSize));
+    if (!reply.empty()) { ASSERT_TRUE(wire::next_frame(reply, wire::kMaxFrameSize)); }
   }
   EXPECT_EQ(ask(Operation::insert("fine", "v"), 1'000'000).code, Code::ok);
 }
