@@ -7,7 +7,7 @@ namespace zht::wire {
 namespace {
 
 // PROTOCOL.md's table, byte by byte. A change here is a change of the protocol.
-TEST(FrameTest, GoldenInsert) {
+TEST(WireTest, GoldenInsert) {
   std::string out;
   encode_request(out, Operation::insert("k", "vw"), {.request = 1, .client = 2, .sequence = 3, .floor = 4, .epoch = 5, .partition = PartitionId{6}});
   EXPECT_EQ(base::to_hex(out),
@@ -16,14 +16,14 @@ TEST(FrameTest, GoldenInsert) {
             "06000000" "01000000" "02000000" "00000000" "6b" "7677");
 }
 
-TEST(FrameTest, GoldenSwapWithItsExtraFields) {
+TEST(WireTest, GoldenSwapWithItsExtraFields) {
   std::string out;
   encode_request(out, Operation::cswap("k", Condition::equals("a"), "b", std::chrono::milliseconds(9)), {});
   EXPECT_EQ(base::to_hex(out).substr(144),
             "6b" "62" "0180" "0a000000" "03" "0000000000000000" "61" "0280" "08000000" "0900000000000000");
 }
 
-TEST(FrameTest, OperationsComeBackWhole) {
+TEST(WireTest, OperationsComeBackWhole) {
   const Operation batch = Operation::batch({Operation::insert_new("{t}a", "1"), Operation::remove("{t}b", true),
                                             Operation::cswap_remove("{t}c", Condition::at_version(7)),
                                             Operation::lookup("{t}d", Range::tail(3)), Operation::update("{t}e", "p", "args")});
@@ -51,7 +51,7 @@ TEST(FrameTest, OperationsComeBackWhole) {
   EXPECT_TRUE(rest.empty());
 }
 
-TEST(FrameTest, OutcomesComeBackWhole) {
+TEST(WireTest, OutcomesComeBackWhole) {
   Outcome outcome;
   outcome.present = true;
   outcome.value = "abc";
@@ -85,7 +85,7 @@ TEST(FrameTest, OutcomesComeBackWhole) {
   EXPECT_EQ(back->cursor, 77u);
 }
 
-TEST(FrameTest, WhatIsNotAFrameIsRefusedByName) {
+TEST(WireTest, WhatIsNotAFrameIsRefusedByName) {
   EXPECT_EQ(next_frame("GET / HTTP/1.1\r\n", kMaxFrameSize).code(), Code::invalid);
   std::string out;
   encode_request(out, Operation::lookup("key"), {});
@@ -99,7 +99,7 @@ TEST(FrameTest, WhatIsNotAFrameIsRefusedByName) {
   EXPECT_EQ(next_frame(lying, kMaxFrameSize).code(), Code::invalid);
 }
 
-TEST(FrameTest, AnUnknownFieldIsRefusedOnlyWhenItMustBeUnderstood) {
+TEST(WireTest, AnUnknownFieldIsRefusedOnlyWhenItMustBeUnderstood) {
   for (const std::uint16_t tag : {std::uint16_t{0x0070}, std::uint16_t{0x8070}}) {
     std::string out;
     const std::size_t start = begin_reply(out, {});

@@ -14,10 +14,6 @@ namespace {
 TableId table_of(PartitionId partition) { return static_cast<TableId>(partition); }
 std::uint32_t number_of(PartitionId partition) { return static_cast<std::uint32_t>(partition); }
 
-bool changes_something(OpKind kind) {
-  return kind != OpKind::lookup && kind != OpKind::callback && kind != OpKind::scan;
-}
-
 // Marks a version that is known only once the record is in the log.
 constexpr Version kThisRecord = ~Version{0};
 
@@ -111,6 +107,13 @@ Result<void> Instance::end_round() {
   }
   note_failure(written);
   return written;
+}
+
+Result<void> Instance::sync() {
+  if (!failure_.empty()) return fail(Code::io, "the store only reads: ", failure_);
+  auto synced = store_->sync();
+  note_failure(synced);
+  return synced;
 }
 
 void Instance::note_failure(const Result<void>& outcome) {

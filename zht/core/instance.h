@@ -71,7 +71,7 @@ class Instance final : private novoht::Companion {
   bool dirty() const { return store_->dirty(); }
   Result<std::unique_ptr<novoht::SyncJob>> begin_sync() { return store_->begin_sync(); }
   void finish_sync(const Result<void>& outcome) { note_failure(outcome); store_->finish_sync(outcome); }
-  Result<void> sync() { return store_->sync(); }
+  Result<void> sync();
 
   InstanceStatistics statistics() const { return statistics_; }
   novoht::Statistics store_statistics() const { return store_->statistics(); }

@@ -73,6 +73,10 @@ void InstanceThread::report(std::function<void(InstanceReport)> deliver) {
   });
 }
 
+void InstanceThread::sync(std::function<void(base::Result<void>)> deliver) {
+  asio::post(loop_, [this, deliver = std::move(deliver)] { deliver(core_->sync()); });
+}
+
 void InstanceThread::begin_round() { core_->begin_round(clock_.now(), clock_.wall()); }
 
 void InstanceThread::on_frame(net::ConnectionNumber from, const wire::Frame& frame, std::string& out) {

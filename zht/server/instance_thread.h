@@ -44,6 +44,8 @@ class InstanceThread final : private net::FrameHandler {
   void stop();  // lets the round at hand finish, syncs (unless durability none), ends the thread; any thread
   // Asks for a report, which `deliver` gets on the instance's thread.
   void report(std::function<void(InstanceReport)> deliver);
+  // Syncs what was acknowledged so far; `deliver` hears on the instance's thread.
+  void sync(std::function<void(base::Result<void>)> deliver);
 
  private:
   void begin_round() override;

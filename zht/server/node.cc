@@ -112,6 +112,7 @@ struct Node::Parts final : net::FrameHandler {
 
   void on_frame(net::ConnectionNumber from, const wire::Frame& frame, std::string& out) override;
   void status(net::ConnectionNumber to, std::uint64_t request);
+  void sync(net::ConnectionNumber to, std::uint64_t request);
   void keep_services();
   void stop();
   Result<void> open_instances(const Procedures& procedures);
@@ -137,6 +138,7 @@ void Node::Parts::on_frame(net::ConnectionNumber from, const wire::Frame& frame,
     case wire::ControlKind::services_changed:
       services->look(std::chrono::steady_clock::now());
       return reply(Code::ok, {}, {});
+    case wire::ControlKind::sync: return sync(from, frame.request);
   }
   reply(Code::unsupported, "control request " + std::to_string(frame.op) + " is not known to this build", {});
 }
@@ -192,6 +194,28 @@ void Node::Parts::status(net::ConnectionNumber to, std::uint64_t request) {
         std::string frame;
         wire::encode_control(frame, wire::FrameType::control_reply, wire::ControlKind::status, request, Code::ok, {},
                              gathering->message.SerializeAsString());
+        endpoint->send(to, std::move(frame));
+      });
+    });
+  }
+}
+
+void Node::Parts::sync(net::ConnectionNumber to, std::uint64_t request) {
+  struct Gathering {
+    std::size_t left = 0;
+    std::optional<Error> failed;
+  };
+  auto gathering = std::make_shared<Gathering>();
+  gathering->left = instances.size();
+  for (auto& instance : instances) {
+    instance->sync([this, gathering, to, request](const Result<void>& outcome) {
+      asio::post(loop, [this, gathering, to, request, outcome] {
+        if (!outcome && !gathering->failed) gathering->failed = outcome.error();
+        if (--gathering->left != 0 || endpoint == nullptr) return;
+        std::string frame;
+        wire::encode_control(frame, wire::FrameType::control_reply, wire::ControlKind::sync, request,
+                             gathering->failed ? gathering->failed->code : Code::ok,
+                             gathering->failed ? Bytes(gathering->failed->message) : Bytes(), {});
         endpoint->send(to, std::move(frame));
       });
     });

@@ -1,0 +1,101 @@
+#include "zht/tool/serve.h"
+
+#include <signal.h>
+
+#include <CLI/CLI.hpp>
+#include <iostream>
+
+#include "zht/client/local_node.h"
+#include "zht/procedure.h"
+#include "zht/server/node.h"
+#include "zht/support/config.h"
+#include "zht/support/log.h"
+#include "zht/support/paths.h"
+#include "zht/support/process.h"
+#include "zht/support/program.h"
+
+namespace zht::tool {
+namespace {
+
+struct Flags {
+  std::string config_file, listen, instances, partitions, durability, sync_interval, max_value_size;
+  bool insecure = false, background = false, print_config = false;
+};
+
+base::Result<int> serve(const support::Program& program, const Flags& flags, const Procedures& procedures) {
+  server::Settings settings;
+  support::Config config;
+  server::add_settings(config, settings);
+  if (!flags.config_file.empty()) TRY(config.load_file(flags.config_file));
+  TRY(config.load_environment());
+  const auto flag = [&](const char* key, const std::string& value) -> base::Result<void> {
+    if (value.empty()) return {};
+    return config.set(key, value, std::string("--") + key);
+  };
+  TRY(flag("listen", flags.listen));
+  TRY(flag("instances", flags.instances));
+  TRY(flag("partitions", flags.partitions));
+  TRY(flag("durability", flags.durability));
+  TRY(flag("sync_interval", flags.sync_interval));
+  TRY(flag("max_value_size", flags.max_value_size));
+  if (flags.insecure) TRY(config.set("insecure", "true", "--insecure"));
+  if (flags.print_config) {
+    std::cout << config.text();
+    return 0;
+  }
+  TRY_LET(data, support::data_folder(program.common().data));
+  settings.data = data;
+  if (flags.background) {
+    std::vector<std::string> more;
+    const auto pass = [&](const char* name, const std::string& value) {
+      if (!value.empty()) more.insert(more.end(), {name, value});
+    };
+    TRY_LET(absolute_config, flags.config_file.empty() ? base::Result<std::string>(std::string()) : support::absolute_path(flags.config_file));
+    pass("--config", absolute_config);
+    pass("--listen", flags.listen);
+    pass("--instances", flags.instances);
+    pass("--partitions", flags.partitions);
+    pass("--durability", flags.durability);
+    pass("--sync-interval", flags.sync_interval);
+    pass("--max-value-size", flags.max_value_size);
+    if (flags.insecure) more.push_back("--insecure");
+    if (const auto holder = support::held_by(data + "/node.lock"))
+      return base::fail(base::Code::conflict, "a node already serves ", data, *holder > 0 ? " (pid " + std::to_string(*holder) + ")" : "",
+                        "; stop it with: zht stop --data ", data);
+    TRY(support::make_private_folder(data));
+    TRY(client::start_node(data, more));
+    if (!program.common().quiet) std::cerr << "zht: serving " << data << " in the background\n";
+    return 0;
+  }
+  // Before any thread: the signals belong to the waiter.
+  support::SignalWaiter signals({SIGINT, SIGTERM});
+  ::signal(SIGPIPE, SIG_IGN);
+  ::signal(SIGHUP, SIG_IGN);
+  TRY(support::set_log({.level = support::level_from(program.common().verbosity,
+                                                     program.common().quiet ? support::Level::error : support::Level::info)}));
+  TRY_LET(node, server::Node::start(settings, procedures));
+  node->run(signals);
+  return 0;
+}
+
+}  // namespace
+
+void add_serve(support::Program& program, const Procedures& procedures) {
+  auto flags = std::make_shared<Flags>();
+  auto& verb = program.verb("serve", "Runs a node: the store on this machine, for this user.",
+                            {"zht serve", "zht serve --data /srv/zht --listen 127.0.0.1:5470 --durability always"});
+  auto& app = verb.options();
+  app.add_option("--config", flags->config_file, "TOML file; see --print-config for one");
+  app.add_option("--listen", flags->listen, "host:port for TCP; without it unix sockets in the data folder alone");
+  app.add_option("--instances", flags->instances, "threads that serve (new data folders only; default: one per core)");
+  app.add_option("--partitions", flags->partitions, "slices of the ring (new data folders only; default: 1024)");
+  app.add_option("--durability", flags->durability, "none, interval (default) or always");
+  app.add_option("--sync-interval", flags->sync_interval, "of durability interval (default 1s)");
+  app.add_option("--max-value-size", flags->max_value_size, "of one request (default 16MiB)");
+  app.add_flag("--insecure", flags->insecure, "listen beyond loopback although nothing authenticates callers");
+  app.add_flag("--background", flags->background, "return when it serves; its log is node.log in the data folder");
+  app.add_flag("--print-config", flags->print_config, "print the settings, where each came from, and stop");
+  verb.action([&program, &procedures, flags] { return serve(program, *flags, procedures); });
+}
+
+}  // namespace zht::tool
