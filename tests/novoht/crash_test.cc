@@ -1,0 +1,422 @@
+// What a store keeps when the power goes, the process dies, the disk is full, fails or rots. A failing random test prints
+// the seed; NOVOHT_SEED=<seed> replays it, NOVOHT_ROUNDS=<n> runs more of them.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdlib>
+
+#include "novoht/base/memory_files.h"
+#include "tests/novoht/shadow.h"
+
+namespace novoht {
+namespace {
+
+using testing::equals;
+using testing::equals_prefix;
+using testing::Model;
+using testing::NoteKeeper;
+using testing::OwnedRecord;
+
+std::uint64_t number_from(const char* variable, std::uint64_t otherwise) {
+  const char* const text = std::getenv(variable);
+  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
+}
+
+// One disk, the store on it, every record applied to it, and what has been promised of them.
+struct Trial {
+  explicit Trial(std::uint64_t from) : seed(from), random(from) {
+    options.segment_size = 4096;
+    options.log_slack = 1.0;
+  }
+  Result<void> open() {
+    notes = NoteKeeper();
+    options.companion = &notes;
+    TRY_LET(opened, Store::open(disk, "/store", options));
+    store = std::move(opened);
+    return {};
+  }
+  // One random step. Errors are the disk's.
+  Result<void> step() {
+    const std::uint64_t kind = random.below(100);
+    if (kind < 60) {
+      OwnedRecord record = testing::random_record(random, 3, 20, 3000);
+      // A record may be in the file although apply() failed after it; so it counts before.
+      TRY_LET(version, testing::apply_to(*store, record));
+      notes.add(record.table, version, record.note);
+      records.push_back(std::move(record));
+    } else if (kind < 75) {
+      TRY(store->flush());
+      flushed = records.size();
+    } else if (kind < 82) {
+      TRY(store->sync());
+      flushed = synced = records.size();
+    } else if (kind < 84) {
+      const std::uint64_t so_far = records.size();
+      TRY_LET(job, store->begin_sync());
+      flushed = so_far;
+      auto outcome = job->run();
+      store->finish_sync(outcome);
+      TRY(outcome);
+      synced = so_far;
+    } else if (kind < 99) {
+      TRY(store->maintain({}));
+    } else {
+      TRY(store->compact());
+    }
+    return {};
+  }
+  Result<void> run(int steps) {
+    TRY(open());
+    for (int i = 0; i < steps; i++) TRY(step());
+    return {};
+  }
+  // Everything again after a crash: what is there is a prefix, and no shorter than promised.
+  void recover(std::uint64_t least, const std::string& where) {
+    store.reset();
+    auto opened = open();
+    ASSERT_TRUE(opened) << where << ": " << opened.error().message;
+    ASSERT_TRUE(equals_prefix(*store, notes, records, least)) << where;
+    flushed = synced = records.size();
+  }
+
+  const std::uint64_t seed;
+  base::Random random;
+  base::MemoryFiles disk;
+  Options options;
+  NoteKeeper notes;
+  std::unique_ptr<Store> store;
+  std::vector<OwnedRecord> records;
+  std::uint64_t flushed = 0, synced = 0;
+};
+
+TEST(CrashTest, PowerLossAtEveryOperationKeepsWhatWasSynced) {
+  constexpr int kSteps = 600;
+  std::uint64_t operations = 0;
+  {
+    Trial whole(1);
+    ASSERT_TRUE(whole.run(kSteps));
+    operations = whole.disk.operations();
+    EXPECT_GT(whole.store->statistics().checkpoints, 3u);
+  }
+  ASSERT_GT(operations, 200u);
+  for (std::uint64_t at = 1; at <= operations; at++) {
+    for (std::uint64_t how = 0; how < 3; how++) {
+      Trial trial(1);
+      trial.disk.stop_at(at);
+      ASSERT_FALSE(trial.run(kSteps)) << "operation " << at << " did not stop";
+      base::Random random(at * 3 + how);
+      trial.disk.crash(random);
+      trial.recover(trial.synced, "operation " + std::to_string(at) + " crash " + std::to_string(at * 3 + how));
+      if (::testing::Test::HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST(CrashTest, DeathOfTheProcessAtEveryOperationKeepsWhatWasFlushed) {
+  constexpr int kSteps = 600;
+  Trial whole(2);
+  ASSERT_TRUE(whole.run(kSteps));
+  const std::uint64_t operations = whole.disk.operations();
+  for (std::uint64_t at = 1; at <= operations; at++) {
+    Trial trial(2);
+    trial.disk.stop_at(at);
+    ASSERT_FALSE(trial.run(kSteps));
+    trial.disk.kill();
+    trial.recover(trial.flushed, "operation " + std::to_string(at));
+    if (::testing::Test::HasFatalFailure()) return;
+  }
+}
+
+TEST(CrashTest, ManyCrashesInARowLoseNothingPromised) {
+  const std::uint64_t first = number_from("NOVOHT_SEED", 100);
+  const std::uint64_t rounds = number_from("NOVOHT_ROUNDS", 60);
+  for (std::uint64_t seed = first; seed < first + rounds; seed++) {
+    const std::string replay = "replay: NOVOHT_SEED=" + std::to_string(seed) + " NOVOHT_ROUNDS=1";
+    Trial trial(seed);
+    ASSERT_TRUE(trial.open()) << replay;
+    for (int life = 0; life < 12; life++) {
+      trial.disk.stop_at(trial.disk.operations() + 1 + trial.random.below(150));
+      for (;;) {
+        if (!trial.step()) break;
+      }
+      if (trial.random.chance(0.3)) {
+        trial.disk.kill();
+        trial.recover(trial.flushed, replay);
+      } else {
+        trial.disk.crash(trial.random);
+        // Opening may itself be cut short.
+        if (trial.random.chance(0.5)) {
+          trial.store.reset();
+          trial.disk.stop_at(trial.disk.operations() + 1 + trial.random.below(8));
+          (void)trial.open().has_value();
+          trial.store.reset();
+          trial.disk.crash(trial.random);
+        }
+        trial.recover(trial.synced, replay);
+      }
+      if (::testing::Test::HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST(CrashTest, AFullDiskRefusesChangesAndTheStoreGoesOnWhenThereIsRoomAgain) {
+  for (std::uint64_t seed = 1; seed <= 20; seed++) {
+    Trial trial(seed);
+    ASSERT_TRUE(trial.open());
+    Model model;
+    int refused = 0;
+    for (int round = 0; round < 5; round++) {
+      trial.disk.set_capacity(trial.disk.used() + trial.random.below(12'000));
+      for (int i = 0; i < 300; i++) {
+        const OwnedRecord record = testing::random_record(trial.random, 3, 20, 3000);
+        const auto applied = testing::apply_to(*trial.store, record);
+        if (applied) {
+          model.apply(record);
+          trial.notes.add(record.table, *applied, record.note);
+        } else {
+          ASSERT_EQ(applied.code(), Code::no_space) << applied.error().message;
+          refused++;
+        }
+        ASSERT_TRUE(trial.store->flush());
+        const auto maintained = trial.store->maintain({});
+        ASSERT_TRUE(maintained || maintained.code() == Code::no_space) << maintained.error().message;
+      }
+      ASSERT_TRUE(equals(*trial.store, model)) << "seed " << seed;
+      if (round % 2 == 1) {
+        ASSERT_TRUE(trial.store->sync());
+        trial.disk.crash(trial.random);
+        trial.store.reset();
+        trial.disk.set_capacity(UINT64_MAX);
+        ASSERT_TRUE(trial.open());
+        ASSERT_TRUE(equals(*trial.store, model)) << "seed " << seed;
+      }
+    }
+    EXPECT_GT(refused, 0) << "seed " << seed << ": the disk was never full";
+  }
+}
+
+TEST(CrashTest, AFailedWriteOrSyncLeavesAStoreThatOnlyReads) {
+  for (const bool sync : {false, true}) {
+    Trial trial(5);
+    ASSERT_TRUE(trial.run(100));
+    ASSERT_TRUE(trial.store->sync());
+    trial.synced = trial.records.size();
+    const OwnedRecord record = testing::random_record(trial.random, 3, 20, 100);
+    ASSERT_TRUE(testing::apply_to(*trial.store, record));
+    trial.records.push_back(record);
+    sync ? trial.disk.fail_syncs(true) : trial.disk.fail_writes(true);
+    EXPECT_EQ(trial.store->sync().code(), Code::io);
+    trial.disk.fail_syncs(false);
+    trial.disk.fail_writes(false);
+    EXPECT_EQ(trial.store->sync().code(), Code::io);
+    EXPECT_EQ(trial.store->flush().code(), Code::io);
+    EXPECT_EQ(testing::apply_to(*trial.store, record).code(), Code::io);
+    EXPECT_FALSE(trial.store->statistics().last_failure.empty());
+    Model model;
+    for (const OwnedRecord& one : trial.records) model.apply(one);
+    EXPECT_TRUE(equals(*trial.store, model));
+    trial.disk.crash(trial.random);
+    trial.recover(trial.synced, "after failure");
+  }
+}
+
+// --- rot ---
+
+// A small store with a checkpoint and a log, closed in peace.
+struct Small {
+  Small() {
+    records.push_back({TableId{1}, {{Change::Kind::insert, "alpha", "first"}}, "n1", 1});
+    records.push_back({TableId{1}, {{Change::Kind::append, "alpha", "second"}, {Change::Kind::insert, "beta", "x"}}, "", 1});
+    records.push_back({TableId{2}, {{Change::Kind::insert, "gamma", std::string(700, 'g')}}, "n3", 1});
+    records.push_back({TableId{1}, {{Change::Kind::remove, "beta", ""}}, "n4", 2});
+    records.push_back({TableId{1}, {{Change::Kind::insert, "delta", "d"}}, "", 2});
+    options.segment_size = 4096;
+    options.companion = &notes;
+    auto store = *Store::open(disk, "/store", options);
+    for (std::size_t i = 0; i < records.size(); i++) {
+      const auto version = testing::apply_to(*store, records[i]);
+      notes.add(records[i].table, *version, records[i].note);
+      if (i == 2) store->compact().value();
+    }
+    store->sync().value();
+  }
+  base::MemoryFiles disk;
+  NoteKeeper notes;
+  Options options;
+  std::vector<OwnedRecord> records;
+};
+
+TEST(RotTest, AnyChangedByteOfAClosedStoreIsFoundOrHarmless) {
+  Small small;
+  int found = 0, harmless = 0;
+  for (const std::string& path : small.disk.paths()) {
+    if (path.ends_with("LOCK")) continue;
+    const std::string good = small.disk.contents(path);
+    for (std::size_t at = 0; at < good.size(); at++) {
+      for (const int flip : {0x01, 0x80, 0xff}) {
+        base::MemoryFiles disk;
+        for (const std::string& other : small.disk.paths()) disk.put(other, small.disk.contents(other));
+        std::string bad = good;
+        bad[at] = static_cast<char>(bad[at] ^ flip);
+        disk.put(path, bad);
+        NoteKeeper notes;
+        Options options = small.options;
+        options.companion = &notes;
+        auto opened = Store::open(disk, "/store", options);
+        if (!opened) {
+          found++;
+          const Code code = opened.code();
+          EXPECT_TRUE(code == Code::corrupt || code == Code::invalid || code == Code::unsupported) << opened.error().message;
+          EXPECT_NE(opened.error().message.find(path), std::string::npos) << opened.error().message;
+          // Nothing was changed by the refusal.
+          EXPECT_TRUE(disk.contents(path) == bad);
+        } else {
+          harmless++;
+          auto records = small.records;
+          ASSERT_TRUE(equals_prefix(**opened, notes, records, records.size())) << path << " offset " << at << " flip " << flip;
+        }
+      }
+    }
+  }
+  EXPECT_GT(found, 1000);
+  EXPECT_GT(harmless, 1000);  // what was never written, and the closing mark
+}
+
+TEST(RotTest, AFileCutAnywhereIsRefusedOrLosesOnlyTheEndOfTheLog) {
+  Small small;
+  for (const std::string& path : small.disk.paths()) {
+    if (path.ends_with("LOCK")) continue;
+    const std::string good = small.disk.contents(path);
+    for (std::size_t size = 0; size < good.size(); size++) {
+      base::MemoryFiles disk;
+      for (const std::string& other : small.disk.paths()) disk.put(other, small.disk.contents(other));
+      disk.put(path, good.substr(0, size));
+      NoteKeeper notes;
+      Options options = small.options;
+      options.companion = &notes;
+      auto opened = Store::open(disk, "/store", options);
+      if (!opened) continue;
+      auto records = small.records;
+      ASSERT_TRUE(equals_prefix(**opened, notes, records, 3)) << path << " cut to " << size;
+      // And it can be written on.
+      ASSERT_TRUE((*opened)->apply(TableId{1}, std::array{Change::insert("new", "value")}, {}, 9));
+      ASSERT_TRUE((*opened)->sync());
+      opened->reset();
+      auto again = Store::open(disk, "/store", options);
+      ASSERT_TRUE(again) << again.error().message;
+      ASSERT_TRUE((*again)->lookup(TableId{1}, "new"));
+    }
+  }
+}
+
+TEST(RotTest, AMissingSegmentIsNamed) {
+  Trial trial(3);
+  ASSERT_TRUE(trial.open());
+  for (int i = 0; i < 60; i++) ASSERT_TRUE(testing::apply_to(*trial.store, testing::random_record(trial.random, 3, 20, 3000)));
+  ASSERT_TRUE(trial.store->sync());
+  trial.store.reset();
+  const auto paths = trial.disk.paths();
+  std::vector<std::string> segments;
+  for (const std::string& path : paths)
+    if (path.ends_with(".segment")) segments.push_back(path);
+  ASSERT_GE(segments.size(), 3u);
+  for (const std::string& missing : {segments[0], segments[1], segments.back()}) {
+    base::MemoryFiles disk;
+    for (const std::string& path : paths)
+      if (path != missing) disk.put(path, trial.disk.contents(path));
+    auto opened = Store::open(disk, "/store", trial.options);
+    if (missing == segments.back()) continue;  // may have been the spare, or hold only the mark
+    ASSERT_FALSE(opened) << missing;
+    EXPECT_EQ(opened.code(), Code::corrupt) << opened.error().message;
+  }
+}
+
+TEST(RotTest, RandomBytesForAnyFileNeverBreakAnything) {
+  Small small;
+  base::Random random(9);
+  for (int round = 0; round < 2000; round++) {
+    base::MemoryFiles disk;
+    for (const std::string& path : small.disk.paths()) {
+      std::string bytes = small.disk.contents(path);
+      const std::uint64_t edits = random.below(4);
+      for (std::uint64_t i = 0; i < edits && !bytes.empty(); i++) {
+        const std::size_t at = random.below(std::min<std::size_t>(bytes.size(), 1200));
+        const std::size_t count = std::min<std::size_t>(bytes.size() - at, 1 + random.below(40));
+        for (std::size_t k = 0; k < count; k++) bytes[at + k] = static_cast<char>(random.next());
+      }
+      disk.put(path, bytes);
+    }
+    Options options = small.options;
+    NoteKeeper notes;
+    options.companion = &notes;
+    auto opened = Store::open(disk, "/store", options);
+    if (!opened) continue;
+    auto records = small.records;
+    ASSERT_TRUE(equals_prefix(**opened, notes, records, 0)) << "round " << round;
+  }
+}
+
+// --- opening ---
+
+TEST(OpenTest, AFolderThatIsNoStoreIsRefusedAndLeftAlone) {
+  base::MemoryFiles disk;
+  disk.put("/photos/cat.jpg", "meow");
+  const auto opened = Store::open(disk, "/photos", {});
+  ASSERT_FALSE(opened);
+  EXPECT_EQ(opened.code(), Code::invalid);
+  EXPECT_NE(opened.error().message.find("cat.jpg"), std::string::npos);
+  EXPECT_EQ(disk.paths(), std::vector<std::string>{"/photos/cat.jpg"});
+  Options existing;
+  existing.create = false;
+  EXPECT_EQ(Store::open(disk, "/nowhere", existing).code(), Code::invalid);
+  EXPECT_EQ(Store::open(disk, "/photos/cat.jpg", {}).code(), Code::invalid);
+}
+
+TEST(OpenTest, AStoreIsOpenOnce) {
+  base::MemoryFiles disk;
+  auto first = Store::open(disk, "/store", {});
+  ASSERT_TRUE(first);
+  EXPECT_EQ(Store::open(disk, "/store", {}).code(), Code::conflict);
+  Options reading;
+  reading.read_only = true;
+  EXPECT_TRUE(Store::open(disk, "/store", reading));
+  first->reset();
+  EXPECT_TRUE(Store::open(disk, "/store", {}));
+}
+
+TEST(OpenTest, ANewerFormatIsRefusedAsUnsupported) {
+  Small small;
+  for (const std::string& path : small.disk.paths()) {
+    if (path.ends_with("LOCK")) continue;
+    base::MemoryFiles disk;
+    for (const std::string& other : small.disk.paths()) disk.put(other, small.disk.contents(other));
+    std::string bytes = disk.contents(path);
+    if (base::Bytes(bytes).substr(0, 6) != "NoVoHT") continue;
+    base::store(bytes.data() + 8, std::uint32_t{2});
+    const std::size_t sum = path.ends_with("STORE") ? 36 : path.ends_with(".segment") ? 60 : 12;
+    base::store(bytes.data() + sum, base::crc32c(base::Bytes(bytes).substr(0, sum)));
+    disk.put(path, bytes);
+    const auto opened = Store::open(disk, "/store", {});
+    ASSERT_FALSE(opened) << path;
+    EXPECT_EQ(opened.code(), Code::unsupported) << opened.error().message;
+    EXPECT_NE(opened.error().message.find("format 2"), std::string::npos) << opened.error().message;
+  }
+}
+
+TEST(OpenTest, ReadingOnlyChangesNothing) {
+  Small small;
+  std::map<std::string, std::string> before;
+  for (const std::string& path : small.disk.paths()) before[path] = small.disk.contents(path);
+  Options options;
+  options.read_only = true;
+  auto store = *Store::open(small.disk, "/store", options);
+  EXPECT_TRUE(store->lookup(TableId{1}, "alpha"));
+  EXPECT_EQ(store->apply(TableId{1}, std::array{Change::remove("alpha")}).code(), Code::invalid);
+  EXPECT_FALSE(*store->maintain({}));
+  store.reset();
+  for (const auto& [path, bytes] : before) EXPECT_TRUE(small.disk.contents(path) == bytes) << path;
+  EXPECT_EQ(small.disk.paths().size(), before.size());
+}
+
+}  // namespace
+}  // namespace novoht
