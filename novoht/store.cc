@@ -40,7 +40,6 @@ Result<void> ValueView::read(std::uint64_t offset, std::uint64_t size, std::stri
 namespace {
 
 constexpr char kStoreName[] = "STORE", kLockName[] = "LOCK";
-constexpr std::size_t kCheckpointSlice = 128 << 10;  // bytes written at a step of maintain()
 constexpr std::uint32_t kDirectTables = 1 << 16;     // ids below are found by an array
 
 // A table and what is on disk of it.
@@ -420,7 +419,7 @@ Result<bool> StoreImpl::step() {
     if (more) return true;
   }
   if (checkpoint_ != nullptr) {
-    TRY_LET(more, continue_checkpoint(kCheckpointSlice));
+    TRY_LET(more, continue_checkpoint(options_.maintain_slice));
     return more || log_is_long();
   }
   TRY_LET(more_trimmed, log_.drop_trimmed());
@@ -468,7 +467,7 @@ Result<bool> StoreImpl::maintain(base::Duration budget) {
 Result<void> StoreImpl::compact() {
   if (options_.read_only) return base::fail(Code::invalid, folder_, ": the store was opened for reading only");
   if (log_.failed()) return log_.failure();
-  while (checkpoint_ != nullptr) TRY(continue_checkpoint(kCheckpointSlice));
+  while (checkpoint_ != nullptr) TRY(continue_checkpoint(options_.maintain_slice));
   std::vector<TableId> unsaved;
   tables_.each([&](TableId id, const TableState& state) {
     if (state.unsaved_from) unsaved.push_back(id);

@@ -1,5 +1,7 @@
 #include "novoht/core/checkpoint.h"
 
+#include <algorithm>
+
 #include "novoht/core/recovery.h"
 
 namespace novoht::core {
@@ -60,7 +62,7 @@ Result<bool> CheckpointWriter::write_some(const Table& table, std::size_t bytes)
   if (walked_) return true;
   block_.clear();
   while (!walked_ && block_.size() < bytes) {
-    cursor_ = table.walk(cursor_, 32, [&](const Entry& entry) {
+    cursor_ = table.walk(cursor_, std::clamp<std::size_t>(bytes / 64, 1, 32), [&](const Entry& entry) {
       append_entry(block_, entry);
       entries_++;
     });
