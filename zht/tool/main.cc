@@ -1,13 +1,18 @@
-// The `zht` program. Each verb is in the file of its name.
+// The `zht` program.
 #include "zht/procedure.h"
 #include "zht/support/program.h"
 #include "zht/tool/serve.h"
+#include "zht/tool/verbs.h"
 
 int main(int argc, char** argv) {
   support::Program program("zht", "the zero-hop hash table",
-                           {"zht insert greeting hello && zht lookup greeting", "zht serve --listen 127.0.0.1:5470"});
+                           {"zht insert greeting hello", "zht lookup greeting"});
   zht::Procedures procedures;
   zht::tool::add_all_procedures(procedures);
+  zht::tool::add_key_verbs(program);
+  zht::tool::add_pipe_verb(program);
   zht::tool::add_serve(program, procedures);
+  zht::tool::add_node_verbs(program);
+  zht::tool::add_bench_verb(program);
   return program.run(argc, argv);
 }

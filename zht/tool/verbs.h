@@ -1,0 +1,13 @@
+// The verbs of the `zht` program, each group in a file of its own.
+#pragma once
+
+#include "zht/support/program.h"
+
+namespace zht::tool {
+
+void add_key_verbs(support::Program& program);    // insert lookup remove append cswap callback update scan batch
+void add_pipe_verb(support::Program& program);    // pipe
+void add_node_verbs(support::Program& program);   // status members stop
+void add_bench_verb(support::Program& program);   // bench
+
+}  // namespace zht::tool
