@@ -73,7 +73,7 @@ class Engine::Loop {
  private:
   struct Slot {
     Pending pending;
-    std::uint32_t generation = 0;
+    std::uint32_t generation = 1;  // never 0: request 0 is what a connection itself is refused with
     enum class State : std::uint8_t { free, waiting, sent, resting } state = State::free;
     PartitionId partition{0};
     std::uint32_t instance = 0;  // id; waiting, sent
@@ -425,7 +425,7 @@ class Engine::Loop {
     Pending pending = std::move(slot.pending);
     slot.pending = Pending{};
     slot.state = Slot::State::free;
-    slot.generation++;
+    slot.generation = std::max(slot.generation + 1, 1u);
     free_.push_back(index);
     finish(std::move(pending), std::move(outcome));  // may submit, but that only fills the inbox
   }
