@@ -1,3 +1,3 @@
 add_unit_test(zht_core_test
-  SOURCES core_test.cc frame_test.cc
+  SOURCES core_test.cc crash_sim_test.cc frame_test.cc
   USES test_support zht_core zht_wire)
