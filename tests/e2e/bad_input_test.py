@@ -8,6 +8,7 @@ import json
 import os
 import re
 import socket
+import subprocess
 import unittest
 
 import harness
@@ -155,6 +156,33 @@ class BadInput(unittest.TestCase):
             self.refused(box, 2, ["fabriq", "ack", "q", "nonsense"], "nonsense")
             self.refused(box, 3, ["matrix", "status", "99999999"], "")
             self.refused(box, 3, ["matrix", "logs", "99999999"], "")
+
+    def test_no_space(self):
+        if os.geteuid() != 0:
+            self.skipTest("not root: no small file system can be mounted")
+        with Sandbox() as box:
+            small = box.path("small")
+            os.mkdir(small)
+            if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", small], capture_output=True, check=False).returncode:
+                self.skipTest("tmpfs cannot be mounted here")
+            box.data = os.path.join(small, "data")
+            box.environment["ZHT_DATA"] = box.data
+            box.run("zht", "serve", "--background", "--instances", "1")
+            value, kept = "x" * (100 << 10), 0  # an argument holds at most 128 KiB
+            for kept in range(2000):
+                _, stderr = box.run("zht", "insert", f"k{kept}", value, expect=None)
+                if box.status != 0:
+                    break
+            self.assertEqual(box.status, 6, stderr)
+            self.assertEqual(len(stderr.splitlines()), 1, stderr)
+            self.assertGreater(kept, 50)
+            for number in (0, kept // 2, kept - 1):
+                self.assertEqual(box.out("zht", "lookup", f"k{number}"), value, "reads go on")
+            box.kill_node()
+            self.assertEqual(box.out("zht", "lookup", f"k{kept - 1}"), value, "nothing acknowledged is lost")
+            # Room again: it writes again, without a restart.
+            subprocess.run(["mount", "-o", "remount,size=96m", small], check=True)
+            harness.wait_for(lambda: box.run("zht", "insert", "after", "v", expect=None) and box.status == 0, "writes to go on", 30)
 
     def test_mount_points(self):
         harness.need_fuse()
