@@ -138,5 +138,4 @@ class Files(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    harness.need_fuse()
-    harness.main()
+    harness.main("fusionfs", fuse=True)

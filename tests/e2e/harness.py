@@ -32,22 +32,23 @@ def rounds(ci, long):
     return long if os.environ.get("ZHT_LONG") == "1" else ci
 
 
-def need(*programs):
-    """Skips the whole test program when a program has not been built or is not installed."""
+def lacking(*programs, fuse=False):
+    """Why a test that needs these cannot run here; empty when it can."""
     for program in programs:
         if not os.path.exists(os.path.join(BIN, program)) and shutil.which(program) is None:
-            print(f"skipped: no program {program} in {BIN} or on the path")
-            sys.exit(SKIP)
+            return f"no program {program} in {BIN} or on the path"
+    if fuse and not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        return "/dev/fuse cannot be opened here, so nothing can be mounted"
+    if fuse and os.geteuid() != 0 and shutil.which("fusermount3") is None:
+        return "not root, and no fusermount3 to mount with"
+    return ""
 
 
-def need_fuse():
-    need("fusionfs")
-    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        print("skipped: /dev/fuse cannot be opened here, so nothing can be mounted")
-        sys.exit(SKIP)
-    if os.geteuid() != 0 and shutil.which("fusermount3") is None:
-        print("skipped: not root, and no fusermount3 to mount with")
-        sys.exit(SKIP)
+def need(*programs, fuse=False):
+    """For one test: skips it when something is lacking."""
+    reason = lacking(*programs, fuse=fuse)
+    if reason:
+        raise unittest.SkipTest(reason)
 
 
 def alive(pid):
@@ -269,6 +270,10 @@ def value_of(answer):
     return None
 
 
-def main():
-    need("zht")
-    unittest.main(verbosity=2)
+def main(*programs, fuse=False):
+    """For a whole test program: exit status 77 and the reason when what all its tests need is lacking."""
+    reason = lacking("zht", *programs, fuse=fuse)
+    if reason:
+        print("skipped: " + reason)
+        sys.exit(SKIP)
+    unittest.main(verbosity=2, warnings="ignore")

@@ -27,6 +27,7 @@ class Interrupt(unittest.TestCase):
                 harness.wait_for(lambda: not box.processes(), "the end of all processes")
 
     def test_clients_that_wait(self):
+        harness.need("fabriq")
         with Sandbox() as box:
             box.run("zht", "insert", "k", "v")
             box.run("fabriq", "create", "q")
@@ -38,7 +39,7 @@ class Interrupt(unittest.TestCase):
             harness.wait_for(lambda: not box.processes(), f"the end of all processes: {box.processes()}")
 
     def test_a_mount_in_the_foreground(self):
-        harness.need_fuse()
+        harness.need("fusionfs", fuse=True)
         for number in (signal.SIGINT, signal.SIGTERM):
             with Sandbox() as box:
                 point = box.path("mnt")
@@ -50,6 +51,7 @@ class Interrupt(unittest.TestCase):
                 harness.wait_for(lambda: not box.processes(), "the end of all processes")
 
     def test_tasks_that_are_waited_for(self):
+        harness.need("matrix")
         with Sandbox() as box:
             marker = box.path("running")
             self.interrupted(box, ["matrix", "run", "--wait", "--", "sh", "-c", f"touch {marker}; sleep 1000"],
@@ -58,7 +60,7 @@ class Interrupt(unittest.TestCase):
             harness.wait_for(lambda: not box.processes(), f"the end of all processes: {box.processes()}")
 
     def test_stop_takes_mounts_and_agents_with_it(self):
-        harness.need_fuse()
+        harness.need("fusionfs", "matrix", fuse=True)
         with Sandbox() as box:
             box.mount()
             box.run("matrix", "run", "--wait", "--", "true")
@@ -68,5 +70,4 @@ class Interrupt(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    harness.need("fabriq", "matrix", "fusionfs")
     harness.main()

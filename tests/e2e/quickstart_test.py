@@ -58,6 +58,4 @@ class Quickstart(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    harness.need_fuse()
-    harness.need("fabriq", "matrix")
-    harness.main()
+    harness.main("fusionfs", "fabriq", "matrix", fuse=True)

@@ -47,6 +47,4 @@ class Readme(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    harness.need_fuse()
-    harness.need("matrix", "fabriq")
-    harness.main()
+    harness.main("fusionfs", "fabriq", "matrix", fuse=True)

@@ -40,5 +40,4 @@ class Tasks(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    harness.need("matrix")
-    harness.main()
+    harness.main("matrix")
