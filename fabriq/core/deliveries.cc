@@ -297,6 +297,9 @@ Result<PopReply> Partition::pop(const PopRequest& asked) {
   if (request.max_count > 0) {
     TRY(take_returned(request, reply, bytes));
     TRY(take_fresh(request, reply, bytes));
+  } else {
+    TRY_LET(oldest, oldest_ms());
+    reply.oldest_ms = oldest;
   }
   TRY(free_segments());
   reply.bell = writer_changed_ ? 0 : bell_;

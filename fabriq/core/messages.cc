@@ -205,6 +205,7 @@ std::string PopReply::encode() const {
   writer.u64(bell);
   writer.u64(ready_left);
   writer.u64(next_event_ms);
+  writer.u64(oldest_ms);
   writer.u32(static_cast<std::uint32_t>(messages.size()));
   for (const Message& message : messages) {
     writer.u64(message.number);
@@ -226,6 +227,7 @@ Result<PopReply> PopReply::decode(Bytes bytes) {
   it.bell = reader.u64();
   it.ready_left = reader.u64();
   it.next_event_ms = reader.u64();
+  it.oldest_ms = reader.u64();
   const std::uint32_t count = reader.u32();
   for (std::uint32_t i = 0; i < count && reader.ok(); i++) {
     Message message;

@@ -90,7 +90,7 @@ struct SettleReply {
 
 struct PopRequest {
   std::uint64_t queue_id = 0;
-  std::uint32_t max_count = 1;
+  std::uint32_t max_count = 1;                       // 0: only to see what is there
   std::uint64_t max_bytes = std::uint64_t{1} << 20;  // at least one message is returned whatever its size
   std::uint64_t lease_ms = 0;                        // 0: the queue's visibility timeout
   bool at_most_once = false;                         // removed at once: no receipt
@@ -113,6 +113,7 @@ struct PopReply {
   std::uint64_t bell = 0;           // version of the bell key that this answer has seen
   std::uint64_t ready_left = 0;     // messages that could be had now
   std::uint64_t next_event_ms = 0;  // from now: when time alone may make a message ready; kNoEvent: never
+  std::uint64_t oldest_ms = 0;      // age of the message that would be next; only when none was asked for
   std::string encode() const;
   static Result<PopReply> decode(Bytes bytes);
 };

@@ -219,12 +219,17 @@ Result<Info> Partition::info() {
   info.redelivered = reader_.redelivered;
   info.expired = reader_.expired;
   info.purged = reader_.purged;
-  if (info.ready > 0) {
-    TRY_LET(first, peek({descriptor_.queue_id, 1, false}));
-    const std::uint64_t wall = base::to_millis(tables_.now());
-    if (!first.messages.empty() && first.messages[0].pushed_ms < wall) info.oldest_ms = wall - first.messages[0].pushed_ms;
-  }
+  TRY_LET(oldest, oldest_ms());
+  info.oldest_ms = oldest;
   return info;
+}
+
+Result<std::uint64_t> Partition::oldest_ms() {
+  if (writer_.appended - reader_.taken + reader_.returned == 0) return std::uint64_t{0};
+  TRY_LET(first, peek({descriptor_.queue_id, 1, false}));
+  const std::uint64_t wall = base::to_millis(tables_.now());
+  if (first.messages.empty() || first.messages[0].pushed_ms >= wall) return std::uint64_t{0};
+  return wall - first.messages[0].pushed_ms;
 }
 
 Result<PopReply> Partition::peek(const PeekRequest& request) {

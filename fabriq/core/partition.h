@@ -99,6 +99,7 @@ class Partition : private WheelSlots {
   Result<void> free_segments();
   Result<void> gone_from_segment(std::uint64_t segment, std::uint32_t count);
   std::uint64_t next_event_ms() const;
+  Result<std::uint64_t> oldest_ms();  // age of the message that would be handed out next; 0: none
   Receipt receipt(std::uint64_t lease, std::uint64_t first, std::uint32_t count) const;
   bool tired(std::uint64_t steps) const { return steps_ > steps || moved_bytes_ > kMaxMoved; }
 
