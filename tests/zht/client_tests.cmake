@@ -4,3 +4,11 @@ add_unit_test(zht_support_test
 add_unit_test(zht_types_test
   SOURCES types_test.cc
   USES zht_api)
+add_unit_test(zht_client_unit_test
+  SOURCES client_unit_test.cc pipe_line_test.cc
+  USES zht_client zht_pipe zht_proto)
+# Runs the `zht` program as its node.
+add_unit_test(zht_client_server_test
+  SOURCES client_server_test.cc
+  USES zht_client TIMEOUT 300)
+add_dependencies(zht_client_server_test zht_program)

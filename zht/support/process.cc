@@ -140,6 +140,11 @@ Result<pid_t> start(const std::vector<std::string>& argv, const std::string& log
   return pid;
 }
 
+bool is_program(const std::string& path) {
+  struct stat info{};
+  return stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) && access(path.c_str(), X_OK) == 0;
+}
+
 std::optional<pid_t> read_pid(int fd) {
   char text[32] = {};
   const ssize_t got = pread(fd, text, sizeof text - 1, 0);
@@ -288,12 +293,12 @@ std::string self_folder() {
 Result<std::string> find_program(const std::string& name) {
   if (name == "zht")
     if (const char* set = std::getenv("ZHT_PROGRAM"); set != nullptr && *set != '\0') {
-      if (access(set, X_OK) != 0) return fail(Code::not_found, "$ZHT_PROGRAM is ", set, ", which cannot be executed");
+      if (!is_program(set)) return fail(Code::not_found, "$ZHT_PROGRAM is ", set, ", which cannot be executed");
       return std::string(set);
     }
   // Tests live in a folder beside bin/.
   for (const std::string& candidate : {self_folder() + "/" + name, self_folder() + "/../bin/" + name})
-    if (access(candidate.c_str(), X_OK) == 0) return candidate;
+    if (is_program(candidate)) return candidate;
   auto found = in_path(name);
   if (!found) return fail(Code::not_found, "program '", name, "' is neither in ", self_folder(), " nor in PATH; install it there");
   return found;

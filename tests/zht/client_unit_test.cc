@@ -1,0 +1,103 @@
+// The parts of the client that need no server.
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "zht/client/address.h"
+#include "zht/client/local_node.h"
+#include "zht/client/sequencer.h"
+#include "zht/client/table.h"
+#include "zht/wire/zht.pb.h"
+
+namespace zht::client {
+namespace {
+
+TEST(SequencerTest, TheFloorFollowsTheOldestOpenRequest) {
+  Sequencer sequencer;
+  EXPECT_EQ(sequencer.begin(), 1u);
+  EXPECT_EQ(sequencer.begin(), 2u);
+  EXPECT_EQ(sequencer.begin(), 3u);
+  sequencer.end(2);
+  EXPECT_EQ(sequencer.floor(), 0u);
+  sequencer.end(1);
+  EXPECT_EQ(sequencer.floor(), 2u);
+  EXPECT_FALSE(sequencer.idle());
+  sequencer.end(3);
+  EXPECT_EQ(sequencer.floor(), 3u);
+  EXPECT_TRUE(sequencer.idle());
+  EXPECT_EQ(sequencer.begin(), 4u);
+}
+
+TEST(AddressTest, IsReadOrRefused) {
+  EXPECT_EQ(*parse_address("127.0.0.1:80"), (Address{{}, "127.0.0.1", 80}));
+  EXPECT_EQ(*parse_address("[::1]:80"), (Address{{}, "::1", 80}));
+  EXPECT_EQ(parse_address("[::1]:80")->text(), "[::1]:80");
+  EXPECT_EQ(*parse_address("unix:/run/x"), (Address{"/run/x", {}, 0}));
+  for (const char* bad : {"", "host", ":80", "host:", "host:0", "host:65536", "host:x", "::1:80", "::::", "unix:"})
+    EXPECT_EQ(parse_address(bad).code(), Code::invalid) << bad;
+}
+
+TEST(AddressTest, AClusterIsAListOrAFile) {
+  EXPECT_EQ(parse_cluster("a:1,b:2")->size(), 2u);
+  EXPECT_EQ(parse_cluster("a:1,,b:2").code(), Code::invalid);
+  EXPECT_EQ(parse_cluster("/no/such/file").code(), Code::not_found);
+  const std::string path = testing::TempDir() + "/cluster-" + std::to_string(getpid());
+  std::ofstream(path) << "# ours\n a:1 \n\nb:2 # second\n";
+  const auto addresses = parse_cluster(path);
+  ASSERT_TRUE(addresses) << addresses.error().message;
+  EXPECT_EQ((*addresses)[1], (Address{{}, "b", 2}));
+  std::ofstream(path) << "# nothing\n";
+  EXPECT_EQ(parse_cluster(path).code(), Code::invalid);
+  unlink(path.c_str());
+}
+
+wire::MembershipTable two_instances() {
+  wire::MembershipTable table;
+  table.set_version(5);
+  table.set_partition_count(8);
+  for (std::uint32_t id : {3u, 7u}) {
+    auto* instance = table.add_instances();
+    instance->set_id(id);
+    instance->set_tcp("10.0.0.1:" + std::to_string(id));
+    instance->set_unix_socket("/run/" + std::to_string(id));
+    auto* run = table.add_partitions();
+    run->set_first(id == 3 ? 0 : 4);
+    run->set_count(4);
+    run->mutable_view()->set_primary(id);
+    run->mutable_view()->set_epoch(id * 10);
+  }
+  return table;
+}
+
+TEST(TableTest, SaysWhoOwnsAPartitionAndWhereItListens) {
+  const auto near = parse_table(two_instances().SerializeAsString(), true);
+  ASSERT_TRUE(near) << near.error().message;
+  const Owner& owner = (*near)->owner_of(PartitionId{5});
+  EXPECT_EQ((*near)->instances[owner.instance].id, 7u);
+  EXPECT_EQ(owner.epoch, 70u);
+  EXPECT_EQ((*near)->instances[0].addresses[0].path, "/run/3");
+  // A path means nothing on another machine.
+  const auto far = parse_table(two_instances().SerializeAsString(), false);
+  EXPECT_EQ((*far)->instances[0].addresses, (std::vector<Address>{{{}, "10.0.0.1", 3}}));
+}
+
+TEST(TableTest, RefusesOneThatCannotBeUsed) {
+  const auto code_of = [](const wire::MembershipTable& table) { return parse_table(table.SerializeAsString(), true).code(); };
+  EXPECT_EQ(parse_table("\xff\xff", true).code(), Code::corrupt);
+  EXPECT_EQ(code_of({}), Code::corrupt);
+  auto table = two_instances();
+  table.mutable_partitions(1)->set_count(3);
+  EXPECT_EQ(code_of(table), Code::corrupt) << "a partition without owner";
+  table.mutable_partitions(1)->set_count(0xffffffff);
+  EXPECT_EQ(code_of(table), Code::corrupt);
+  table = two_instances();
+  table.mutable_partitions(0)->mutable_view()->set_primary(99);
+  EXPECT_EQ(code_of(table), Code::corrupt);
+  table = two_instances();
+  table.mutable_instances(0)->clear_tcp();
+  table.mutable_instances(0)->clear_unix_socket();
+  EXPECT_EQ(code_of(table), Code::corrupt);
+}
+
+}  // namespace
+}  // namespace zht::client
