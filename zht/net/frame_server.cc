@@ -1,14 +1,13 @@
 #include "zht/net/frame_server.h"
 
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
-#include <asio/basic_socket_acceptor.hpp>
-#include <asio/ip/tcp.hpp>
-#include <asio/local/stream_protocol.hpp>
-#include <asio/post.hpp>
-#include <asio/steady_timer.hpp>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
@@ -24,28 +23,29 @@ namespace {
 constexpr std::size_t kReadSize = std::size_t{256} << 10;
 }  // namespace
 
-struct FrameServer::Connection {
-  Connection(ConnectionNumber n, Socket s) : number(n), socket(std::move(s)) {}
-  ConnectionNumber number;
-  Socket socket;
+struct FrameServer::Connection final : Ready {
+  Connection(FrameServer& s, ConnectionNumber n, int d) : server(s), number(n), descriptor(d) {}
+  ~Connection() override { ::close(descriptor); }
+  void on_ready(std::uint32_t events) override { server.on_connection(*this, events); }
+  FrameServer& server;
+  const ConnectionNumber number;
+  const int descriptor;
   std::string pending;        // the start of a frame whose rest has not arrived
   std::string out;            // replies of the round at hand, and of earlier ones the socket did not take
   std::size_t sent = 0;       // of `out`
   std::size_t released = 0;   // of `out`: may be sent; the rest belongs to the round at hand
+  std::uint32_t interest = EPOLLIN;
   bool touched = false;
-  bool waiting_to_write = false;
-  bool waiting_to_read = false;
+  bool blocked = false;       // the socket takes no more for now
   bool closing = false;       // close once `out` is gone
 };
 
-struct FrameServer::Listener {
-  using Acceptor = asio::basic_socket_acceptor<asio::generic::stream_protocol>;
-  Listener(asio::io_context& loop, asio::generic::stream_protocol::endpoint e, asio::generic::stream_protocol p)
-      : acceptor(loop), retry(loop), endpoint(std::move(e)), protocol(p) {}
-  Acceptor acceptor;
-  asio::steady_timer retry;
-  asio::generic::stream_protocol::endpoint endpoint;
-  asio::generic::stream_protocol protocol;
+struct FrameServer::Listener final : Ready {
+  Listener(FrameServer& s, int d) : server(s), descriptor(d) {}
+  ~Listener() override { ::close(descriptor); }
+  void on_ready(std::uint32_t) override { server.accept(*this); }
+  FrameServer& server;
+  const int descriptor;
   std::string unix_path;
 };
 
@@ -63,123 +63,128 @@ Result<std::pair<std::string, std::uint16_t>> parse_address(const std::string& t
   return std::pair{host, port};
 }
 
-FrameServer::FrameServer(asio::io_context& loop, FrameHandler& handler, FrameServerLimits limits)
-    : loop_(loop), handler_(handler), limits_(limits), buffer_(kReadSize, '\0') {}
+FrameServer::FrameServer(EventLoop& loop, FrameHandler& handler, FrameServerLimits limits)
+    : loop_(loop), handler_(handler), limits_(limits), buffer_(kReadSize, '\0') {
+  loop_.end_of_turn([this] {
+    close_round();
+    closed_.clear();
+  });
+}
 
-FrameServer::~FrameServer() { stop(); }
+FrameServer::~FrameServer() {
+  stop();
+  loop_.end_of_turn({});
+}
 
 Result<void> FrameServer::listen(std::unique_ptr<Listener> listener) {
-  asio::error_code error;
-  listener->acceptor.open(listener->protocol, error);
-  if (!error) {
-    if (listener->unix_path.empty()) {
-      const int on = 1;
-      ::setsockopt(listener->acceptor.native_handle(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    }
-    listener->acceptor.bind(listener->endpoint, error);
-  }
-  if (!error) listener->acceptor.listen(4096, error);
-  if (!error) listener->acceptor.non_blocking(true, error);
-  if (error) {
-    if (error == asio::error::address_in_use) return fail(Code::conflict, "in use by another process");
-    return fail(Code::io, error.message());
-  }
-  Listener& held = *listeners_.emplace_back(std::move(listener));
-  accept(held);
+  if (::listen(listener->descriptor, 4096) != 0) return base::fail_errno(errno, "listen");
+  TRY(loop_.add(listener->descriptor, EPOLLIN, *listener));
+  listeners_.push_back(std::move(listener));
   return {};
 }
 
 Result<std::string> FrameServer::listen_tcp(const std::string& address) {
   TRY_LET(parts, parse_address(address));
-  asio::error_code error;
-  asio::ip::tcp::resolver resolver(loop_);
-  const auto found = resolver.resolve(parts.first, std::to_string(parts.second), asio::ip::tcp::resolver::passive, error);
-  if (error || found.empty()) return fail(Code::invalid, "cannot listen on ", address, ": ", error.message());
-  const asio::ip::tcp::endpoint endpoint = found.begin()->endpoint();
-  auto listener = std::make_unique<Listener>(loop_, asio::generic::stream_protocol::endpoint(endpoint),
-                                             asio::generic::stream_protocol(endpoint.protocol()));
-  Listener& held = *listener;
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  if (const int error = ::getaddrinfo(parts.first.c_str(), std::to_string(parts.second).c_str(), &hints, &found); error != 0)
+    return fail(Code::invalid, "cannot listen on ", address, ": ", ::gai_strerror(error));
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owned(found, ::freeaddrinfo);
+  const int descriptor = ::socket(found->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (descriptor < 0) return base::fail_errno(errno, "cannot listen on " + address);
+  auto listener = std::make_unique<Listener>(*this, descriptor);
+  const int on = 1;
+  ::setsockopt(descriptor, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  if (::bind(descriptor, found->ai_addr, found->ai_addrlen) != 0) {
+    if (errno == EADDRINUSE) return fail(Code::conflict, "cannot listen on ", address, ": another process has that port");
+    return base::fail_errno(errno, "cannot listen on " + address);
+  }
+  sockaddr_storage bound{};
+  socklen_t size = sizeof bound;
+  ::getsockname(descriptor, reinterpret_cast<sockaddr*>(&bound), &size);
+  char host[NI_MAXHOST], port[NI_MAXSERV];
+  ::getnameinfo(reinterpret_cast<sockaddr*>(&bound), size, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV);
   if (auto listening = listen(std::move(listener)); !listening)
     return base::add_context("cannot listen on " + address, std::move(listening).error());
-  asio::ip::tcp::endpoint bound;
-  socklen_t size = static_cast<socklen_t>(bound.capacity());
-  ::getsockname(held.acceptor.native_handle(), bound.data(), &size);
-  bound.resize(size);
-  const bool v6 = bound.address().is_v6();
-  return (v6 ? "[" : "") + bound.address().to_string() + (v6 ? "]:" : ":") + std::to_string(bound.port());
+  return (bound.ss_family == AF_INET6 ? "[" + std::string(host) + "]" : std::string(host)) + ":" + port;
 }
 
 Result<void> FrameServer::listen_unix(const std::string& path) {
-  sockaddr_un probe{};
-  if (path.size() >= sizeof probe.sun_path)
-    return fail(Code::invalid, "unix socket path of ", path.size(), " bytes, at most ", sizeof probe.sun_path - 1, ": ", path);
-  const asio::local::stream_protocol::endpoint endpoint(path);
-  ::unlink(path.c_str());  // whoever calls this holds the data folder's lock, so nobody serves there
-  auto listener = std::make_unique<Listener>(loop_, asio::generic::stream_protocol::endpoint(endpoint),
-                                             asio::generic::stream_protocol(endpoint.protocol()));
+  sockaddr_un name{};
+  if (path.size() >= sizeof name.sun_path)
+    return fail(Code::invalid, "unix socket path of ", path.size(), " bytes, at most ", sizeof name.sun_path - 1, ": ", path);
+  name.sun_family = AF_UNIX;
+  std::memcpy(name.sun_path, path.data(), path.size());
+  const int descriptor = ::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (descriptor < 0) return base::fail_errno(errno, "cannot listen on " + path);
+  auto listener = std::make_unique<Listener>(*this, descriptor);
   listener->unix_path = path;
+  ::unlink(path.c_str());  // whoever calls this holds the data folder's lock, so nobody serves there
+  if (::bind(descriptor, reinterpret_cast<const sockaddr*>(&name), sizeof name) != 0)
+    return base::fail_errno(errno, "cannot listen on " + path);
+  ::chmod(path.c_str(), 0600);
   if (auto listening = listen(std::move(listener)); !listening)
     return base::add_context("cannot listen on " + path, std::move(listening).error());
-  ::chmod(path.c_str(), 0600);
   return {};
 }
 
 void FrameServer::stop() {
   for (auto& listener : listeners_) {
-    asio::error_code ignored;
-    listener->acceptor.close(ignored);
-    listener->retry.cancel();
+    loop_.remove(listener->descriptor, *listener);
     if (!listener->unix_path.empty()) ::unlink(listener->unix_path.c_str());
   }
+  listeners_.clear();
   while (!connections_.empty()) close(connections_.begin()->first);
 }
 
 void FrameServer::accept(Listener& listener) {
-  listener.acceptor.async_accept([this, &listener](asio::error_code error, Socket socket) {
-    if (error == asio::error::operation_aborted) return;
-    if (error) {
-      // Out of file descriptors, most likely: those connected go on, new ones wait.
-      listener.retry.expires_after(std::chrono::milliseconds(100));
-      listener.retry.async_wait([this, &listener](asio::error_code stopped) {
-        if (!stopped) accept(listener);
-      });
-      return;
+  while (true) {
+    const int descriptor = ::accept4(listener.descriptor, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (descriptor >= 0) {
+      if (connections_.size() < limits_.connections) adopt(descriptor);
+      else ::close(descriptor);
+      continue;
     }
-    if (connections_.size() < limits_.connections) adopt(std::move(socket));
-    accept(listener);
-  });
+    if (errno == EINTR || errno == ECONNABORTED) continue;
+    if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
+      // Out of descriptors: those connected go on, new ones wait.
+      loop_.change(listener.descriptor, 0, listener);
+      loop_.after(std::chrono::milliseconds(100), [this, held = &listener] {
+        for (auto& one : listeners_)
+          if (one.get() == held) loop_.change(one->descriptor, EPOLLIN, *one);
+      });
+    }
+    return;
+  }
 }
 
-void FrameServer::adopt(Socket socket) {
-  asio::error_code ignored;
-  socket.non_blocking(true, ignored);
+void FrameServer::adopt(int descriptor) {
   const int on = 1;
-  ::setsockopt(socket.native_handle(), IPPROTO_TCP, 1 /* TCP_NODELAY */, &on, sizeof on);  // a unix socket refuses; fine
+  ::setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // a unix socket refuses; fine
   const ConnectionNumber number = next_++;
-  auto& connection = *connections_.emplace(number, std::make_unique<Connection>(number, std::move(socket))).first->second;
-  wait_readable(connection);
+  auto connection = std::make_unique<Connection>(*this, number, descriptor);
+  if (!loop_.add(descriptor, EPOLLIN, *connection)) return;
+  connections_.emplace(number, std::move(connection));
 }
 
-void FrameServer::wait_readable(Connection& connection) {
-  if (connection.waiting_to_read) return;
-  connection.waiting_to_read = true;
-  connection.socket.async_wait(Socket::wait_read, [this, number = connection.number](asio::error_code error) {
-    const auto found = connections_.find(number);
-    if (found == connections_.end()) return;
-    found->second->waiting_to_read = false;
-    if (error) return close(number);
-    on_readable(number);
-  });
+void FrameServer::on_connection(Connection& connection, std::uint32_t events) {
+  if (events & EPOLLOUT) {
+    connection.blocked = false;
+    flush(connection);
+    if (!connections_.contains(connection.number)) return;
+  }
+  if (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) receive(connection);
 }
 
-void FrameServer::on_readable(ConnectionNumber number) {
-  Connection& connection = *connections_.at(number);
+void FrameServer::receive(Connection& connection) {
   std::size_t got = 0;
   std::string_view bytes;
   if (connection.pending.empty()) {
-    const ssize_t read = ::recv(connection.socket.native_handle(), buffer_.data(), buffer_.size(), 0);
-    if (read < 0 && (errno == EAGAIN || errno == EINTR)) return wait_readable(connection);
-    if (read <= 0) return close(number);
+    const ssize_t read = ::recv(connection.descriptor, buffer_.data(), buffer_.size(), 0);
+    if (read < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (read <= 0 || connection.closing) return close(connection.number);
     got = static_cast<std::size_t>(read);
     bytes = std::string_view(buffer_).substr(0, got);
   } else {
@@ -188,32 +193,30 @@ void FrameServer::on_readable(ConnectionNumber number) {
     std::size_t want = kReadSize;
     if (before >= wire::kHeaderSize) {
       const std::size_t whole = wire::kHeaderSize + base::load<std::uint32_t>(connection.pending.data() + 12);
-      want = std::max(want / 4, whole - std::min(whole, before));
+      want = std::max(kReadSize / 4, whole - std::min(whole, before));
     }
     connection.pending.resize(before + want);
-    const ssize_t read = ::recv(connection.socket.native_handle(), connection.pending.data() + before, want, 0);
+    const ssize_t read = ::recv(connection.descriptor, connection.pending.data() + before, want, 0);
     connection.pending.resize(before + (read > 0 ? static_cast<std::size_t>(read) : 0));
-    if (read < 0 && (errno == EAGAIN || errno == EINTR)) return wait_readable(connection);
-    if (read <= 0) return close(number);
+    if (read < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (read <= 0) return close(connection.number);
     got = connection.pending.size();
     bytes = connection.pending;
   }
   std::size_t used = 0;
   open_round();
-  const bool sound = consume(connection, bytes, used);
-  if (!sound) {
+  if (!consume(connection, bytes, used)) {
     connection.closing = true;
-    connection.pending.clear();
-    touch(connection);
-    return;
+    std::string().swap(connection.pending);
+    return set_interest(connection);
   }
   if (connection.pending.empty()) {
     if (used < got) connection.pending.assign(bytes.substr(used));
   } else if (used > 0) {
     connection.pending.erase(0, used);
-    if (connection.pending.empty()) connection.pending.shrink_to_fit();
+    if (connection.pending.empty()) std::string().swap(connection.pending);
   }
-  if (connection.out.size() - connection.sent < limits_.unread_replies) wait_readable(connection);
+  set_interest(connection);
 }
 
 bool FrameServer::consume(Connection& connection, std::string_view bytes, std::size_t& used) {
@@ -239,11 +242,9 @@ void FrameServer::touch(Connection& connection) {
   touched_.push_back(connection.number);
 }
 
-// A round ends after everything that is ready now has been handled: the handler posted here runs behind them.
+// A round covers a turn of the loop: everything that was ready when it began.
 void FrameServer::open_round() {
-  if (std::exchange(in_round_, true)) return;
-  handler_.begin_round();
-  asio::post(loop_, [this] { close_round(); });
+  if (!std::exchange(in_round_, true)) handler_.begin_round();
 }
 
 void FrameServer::close_round() {
@@ -285,24 +286,13 @@ void FrameServer::send(ConnectionNumber to, std::string frame) {
 }
 
 void FrameServer::flush(Connection& connection) {
-  if (connection.waiting_to_write) return;
-  while (connection.sent < connection.released) {
-    const ssize_t wrote = ::send(connection.socket.native_handle(), connection.out.data() + connection.sent,
+  while (connection.sent < connection.released && !connection.blocked) {
+    const ssize_t wrote = ::send(connection.descriptor, connection.out.data() + connection.sent,
                                  connection.released - connection.sent, MSG_NOSIGNAL);
     if (wrote < 0 && errno == EINTR) continue;
-    if (wrote < 0 && errno == EAGAIN) {
-      connection.waiting_to_write = true;
-      connection.socket.async_wait(Socket::wait_write, [this, number = connection.number](asio::error_code error) {
-        const auto found = connections_.find(number);
-        if (found == connections_.end()) return;
-        found->second->waiting_to_write = false;
-        if (error) return close(number);
-        flush(*found->second);
-      });
-      return;
-    }
-    if (wrote < 0) return close(connection.number);
-    connection.sent += static_cast<std::size_t>(wrote);
+    if (wrote < 0 && errno != EAGAIN) return close(connection.number);
+    if (wrote < 0) connection.blocked = true;
+    else connection.sent += static_cast<std::size_t>(wrote);
   }
   if (connection.sent == connection.out.size()) {
     if (connection.out.capacity() > kReadSize) std::string().swap(connection.out);
@@ -314,16 +304,22 @@ void FrameServer::flush(Connection& connection) {
     connection.released -= connection.sent;
     connection.sent = 0;
   }
-  if (!connection.closing && connection.out.size() - connection.sent < limits_.unread_replies) wait_readable(connection);
+  set_interest(connection);
+}
+
+// Reads while its replies are taken, writes when the socket did not take all.
+void FrameServer::set_interest(Connection& connection) {
+  const bool reads = !connection.closing && connection.out.size() - connection.sent < limits_.unread_replies;
+  const std::uint32_t wanted = (reads ? std::uint32_t{EPOLLIN} : 0u) | (connection.blocked ? std::uint32_t{EPOLLOUT} : 0u);
+  if (std::exchange(connection.interest, wanted) != wanted) loop_.change(connection.descriptor, wanted, connection);
 }
 
 void FrameServer::close(ConnectionNumber number) {
   const auto found = connections_.find(number);
   if (found == connections_.end()) return;
-  const auto connection = std::move(found->second);  // outlives the handler's call
+  loop_.remove(found->second->descriptor, *found->second);
+  closed_.push_back(std::move(found->second));
   connections_.erase(found);
-  asio::error_code ignored;
-  connection->socket.close(ignored);
   handler_.on_closed(number);
 }
 

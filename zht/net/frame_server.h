@@ -2,12 +2,10 @@
 // handler where it lies, and writes what the handler answers. All frames that the sockets hold at the moment make one
 // round; their replies leave together, one write a connection, after the handler has closed the round.
 //
-// Everything runs on the thread of the io_context. A connection that sends what is not a frame gets one error and is
+// Everything runs on the loop's thread, whose end of turn it takes for itself. A connection that sends what is not a frame gets one error and is
 // closed; one that does not read its replies is not read from until it does. Source: [ZHT] 3.7 (one event loop a core).
 #pragma once
 
-#include <asio/generic/stream_protocol.hpp>
-#include <asio/io_context.hpp>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -16,6 +14,7 @@
 #include <vector>
 
 #include "novoht/base/result.h"
+#include "zht/net/event_loop.h"
 #include "zht/wire/frame.h"
 
 namespace zht::net {
@@ -41,13 +40,13 @@ struct FrameServerLimits {
 
 class FrameServer {
  public:
-  FrameServer(asio::io_context& loop, FrameHandler& handler, FrameServerLimits limits = {});
+  FrameServer(EventLoop& loop, FrameHandler& handler, FrameServerLimits limits = {});
   ~FrameServer();
 
   // Returns the address it got ("127.0.0.1:40000" for port 0). invalid: not host:port; conflict: in use; io.
   base::Result<std::string> listen_tcp(const std::string& address);
   base::Result<void> listen_unix(const std::string& path);  // a stale socket file is replaced; mode 0600
-  void stop();  // closes everything; on the loop's thread
+  void stop();  // closes everything; on the loop's thread, or when it does not run
 
   // A frame outside any request, or a late reply. Dropped when the connection is gone. Inside a round it leaves with it.
   void send(ConnectionNumber to, std::string frame);
@@ -58,25 +57,26 @@ class FrameServer {
  private:
   struct Connection;
   struct Listener;
-  using Socket = asio::generic::stream_protocol::socket;
 
   base::Result<void> listen(std::unique_ptr<Listener> listener);
   void accept(Listener& listener);
-  void adopt(Socket socket);
-  void wait_readable(Connection& connection);
-  void on_readable(ConnectionNumber number);
+  void adopt(int descriptor);
+  void on_connection(Connection& connection, std::uint32_t events);
+  void receive(Connection& connection);
   bool consume(Connection& connection, std::string_view bytes, std::size_t& used);
   void open_round();
   void close_round();
   void flush(Connection& connection);
+  void set_interest(Connection& connection);
   void close(ConnectionNumber number);
   void touch(Connection& connection);
 
-  asio::io_context& loop_;
+  EventLoop& loop_;
   FrameHandler& handler_;
   FrameServerLimits limits_;
   std::vector<std::unique_ptr<Listener>> listeners_;
   std::unordered_map<ConnectionNumber, std::unique_ptr<Connection>> connections_;
+  std::vector<std::unique_ptr<Connection>> closed_;  // in this turn: their code may still be on the stack
   ConnectionNumber next_ = 1;
   std::vector<ConnectionNumber> touched_;  // have replies of this round
   bool in_round_ = false;

@@ -41,8 +41,8 @@ base::Result<void> InstanceThread::listen_unix(const std::string& path) { return
 base::Result<std::string> InstanceThread::listen_tcp(const std::string& address) { return endpoint_->listen_tcp(address); }
 
 void InstanceThread::run() {
-  schedule_tick();
-  schedule_sync();
+  loop_.every(core::Instance::kTick, [this] { endpoint_->run_round([this] { core_->on_tick(); }); });
+  if (options_.core.durability == core::Durability::interval) loop_.every(options_.sync_interval, [this] { sync_in_background(); });
   thread_ = std::thread([this] {
     const std::string name = "instance-" + std::to_string(static_cast<std::uint32_t>(options_.core.id));
     pthread_setname_np(pthread_self(), name.c_str());
@@ -52,13 +52,9 @@ void InstanceThread::run() {
 
 void InstanceThread::stop() {
   if (thread_.joinable()) {
-    asio::post(loop_, [this] {
-      tick_.cancel();
-      sync_.cancel();
-      endpoint_->stop();
-      work_.reset();
-    });
+    loop_.stop();
     thread_.join();
+    endpoint_->stop();
     if (options_.core.durability != core::Durability::none)
       if (auto synced = core_->sync(); !synced) logger().error("last sync failed", {{"error", synced.error()}});
   }
@@ -67,14 +63,14 @@ void InstanceThread::stop() {
 }
 
 void InstanceThread::report(std::function<void(InstanceReport)> deliver) {
-  asio::post(loop_, [this, deliver = std::move(deliver)] {
+  loop_.post([this, deliver = std::move(deliver)] {
     deliver({core_->statistics(), core_->store_statistics(), core_->partition_count(), endpoint_->connection_count(),
              core_->watcher_count(), core_->failure()});
   });
 }
 
 void InstanceThread::sync(std::function<void(base::Result<void>)> deliver) {
-  asio::post(loop_, [this, deliver = std::move(deliver)] { deliver(core_->sync()); });
+  loop_.post([this, deliver = std::move(deliver)] { deliver(core_->sync()); });
 }
 
 void InstanceThread::begin_round() { core_->begin_round(clock_.now(), clock_.wall()); }
@@ -104,33 +100,17 @@ bool InstanceThread::end_round() {
   return true;
 }
 
-void InstanceThread::schedule_tick() {
-  tick_.expires_after(core::Instance::kTick);
-  tick_.async_wait([this](asio::error_code stopped) {
-    if (stopped) return;
-    endpoint_->run_round([this] { core_->on_tick(); });
-    schedule_tick();
-  });
-}
-
-void InstanceThread::schedule_sync() {
-  if (options_.core.durability != core::Durability::interval) return;
-  sync_.expires_after(options_.sync_interval);
-  sync_.async_wait([this](asio::error_code stopped) {
-    if (stopped) return;
-    schedule_sync();
-    if (syncing_ || !core_->dirty() || !core_->failure().empty()) return;
-    auto begun = core_->begin_sync();
-    if (!begun) return core_->finish_sync(begun.error());
-    syncing_ = true;
-    // The sync itself runs elsewhere, so that a slow disk delays no request.
-    asio::post(sync_pool_, [this, job = std::shared_ptr<novoht::SyncJob>(std::move(*begun))] {
-      auto outcome = std::make_shared<base::Result<void>>(job->run());
-      asio::post(loop_, [this, outcome] {
-        syncing_ = false;
-        if (!*outcome) logger().error("sync failed, the store only reads from now on", {{"error", outcome->error()}});
-        core_->finish_sync(*outcome);
-      });
+// The sync itself runs elsewhere, so that a slow disk delays no request.
+void InstanceThread::sync_in_background() {
+  if (syncing_ || !core_->dirty() || !core_->failure().empty()) return;
+  auto begun = core_->begin_sync();
+  if (!begun) return core_->finish_sync(begun.error());
+  syncing_ = true;
+  asio::post(sync_pool_, [this, job = std::shared_ptr<novoht::SyncJob>(std::move(*begun))] {
+    loop_.post([this, outcome = job->run()] {
+      syncing_ = false;
+      if (!outcome) logger().error("sync failed, the store only reads from now on", {{"error", outcome.error()}});
+      core_->finish_sync(outcome);
     });
   });
 }

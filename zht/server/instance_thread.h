@@ -1,9 +1,6 @@
 // One instance at work: its core, its endpoint, its thread. Others reach it by posting to its loop.
 #pragma once
 
-#include <asio/executor_work_guard.hpp>
-#include <asio/io_context.hpp>
-#include <asio/steady_timer.hpp>
 #include <asio/thread_pool.hpp>
 #include <functional>
 #include <memory>
@@ -52,8 +49,7 @@ class InstanceThread final : private net::FrameHandler {
   void on_frame(net::ConnectionNumber from, const wire::Frame& frame, std::string& out) override;
   void on_closed(net::ConnectionNumber connection) override;
   bool end_round() override;
-  void schedule_tick();
-  void schedule_sync();
+  void sync_in_background();
 
   Options options_;
   base::FileSystem& files_;
@@ -62,10 +58,7 @@ class InstanceThread final : private net::FrameHandler {
   const core::MembershipTable& table_;
   const std::string& encoded_table_;
   asio::thread_pool& sync_pool_;
-  asio::io_context loop_{1};
-  asio::executor_work_guard<asio::io_context::executor_type> work_{loop_.get_executor()};
-  asio::steady_timer tick_{loop_};
-  asio::steady_timer sync_{loop_};
+  net::EventLoop loop_;
   std::unique_ptr<core::Instance> core_;
   std::unique_ptr<net::FrameServer> endpoint_;
   bool syncing_ = false;

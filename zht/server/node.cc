@@ -3,9 +3,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include <asio/posix/stream_descriptor.hpp>
 #include <asio/post.hpp>
-#include <asio/steady_timer.hpp>
 #include <future>
 #include <thread>
 #include <vector>
@@ -103,10 +101,9 @@ struct Node::Parts final : net::FrameHandler {
   std::string encoded_table;
   asio::thread_pool pool{1};  // syncs, and the end of services
   std::vector<std::unique_ptr<InstanceThread>> instances;
-  asio::io_context loop{1};
+  net::EventLoop loop;
   std::unique_ptr<net::FrameServer> endpoint;
   std::optional<ServiceKeeper> services;
-  asio::steady_timer services_timer{loop};
   std::string tcp, unix_path;
   bool stopping = false;
 
@@ -133,7 +130,7 @@ void Node::Parts::on_frame(net::ConnectionNumber from, const wire::Frame& frame,
     case wire::ControlKind::stop:
       reply(Code::ok, {}, {});
       logger().info("asked to stop");
-      asio::post(loop, [this] { stop(); });
+      loop.post([this] { stop(); });
       return;
     case wire::ControlKind::services_changed:
       services->look(std::chrono::steady_clock::now());
@@ -176,7 +173,7 @@ void Node::Parts::status(net::ConnectionNumber to, std::uint64_t request) {
   gathering->left = instances.size();
   for (std::size_t i = 0; i < instances.size(); i++) {
     instances[i]->report([this, i, gathering, to, request](InstanceReport report) {
-      asio::post(loop, [this, i, gathering, to, request, report = std::move(report)] {
+      loop.post([this, i, gathering, to, request, report = std::move(report)] {
         auto& one = *gathering->message.mutable_instances(static_cast<int>(i));
         one.set_partitions(report.partitions);
         one.set_keys(report.store.keys);
@@ -209,7 +206,7 @@ void Node::Parts::sync(net::ConnectionNumber to, std::uint64_t request) {
   gathering->left = instances.size();
   for (auto& instance : instances) {
     instance->sync([this, gathering, to, request](const Result<void>& outcome) {
-      asio::post(loop, [this, gathering, to, request, outcome] {
+      loop.post([this, gathering, to, request, outcome] {
         if (!outcome && !gathering->failed) gathering->failed = outcome.error();
         if (--gathering->left != 0 || endpoint == nullptr) return;
         std::string frame;
@@ -225,19 +222,14 @@ void Node::Parts::sync(net::ConnectionNumber to, std::uint64_t request) {
 void Node::Parts::keep_services() {
   if (stopping) return;
   services->look(std::chrono::steady_clock::now());
-  services_timer.expires_after(std::chrono::milliseconds(500));
-  services_timer.async_wait([this](asio::error_code stopped) {
-    if (!stopped) keep_services();
-  });
 }
 
 // Services first, while the instances still serve them (a mount writes back what it holds); then everything else.
 void Node::Parts::stop() {
   if (std::exchange(stopping, true)) return;
-  services_timer.cancel();
   asio::post(pool, [this] {
     services->stop_all();
-    asio::post(loop, [this] { loop.stop(); });
+    loop.stop();
   });
 }
 
@@ -341,15 +333,20 @@ Result<std::unique_ptr<Node>> Node::start(const Settings& settings, const Proced
 
 void Node::run(support::SignalWaiter& signals) {
   Parts& parts = *parts_;
-  asio::posix::stream_descriptor waiter(parts.loop, ::dup(signals.fd()));
-  waiter.async_wait(asio::posix::stream_descriptor::wait_read, [&](asio::error_code error) {
-    if (error) return;
-    const auto number = signals.wait(std::chrono::milliseconds(0));
-    logger().info("stopping", {{"signal", number.value_or(0)}});
-    parts.stop();
-  });
+  struct OnSignal final : net::Ready {
+    OnSignal(Parts& p, support::SignalWaiter& s) : parts(p), signals(s) {}
+    void on_ready(std::uint32_t) override {
+      if (const auto number = signals.wait(std::chrono::milliseconds(0))) logger().info("stopping", {{"signal", *number}});
+      parts.stop();
+    }
+    Parts& parts;
+    support::SignalWaiter& signals;
+  } on_signal(parts, signals);
+  parts.loop.add(signals.fd(), EPOLLIN, on_signal).value();
   parts.keep_services();
+  parts.loop.every(std::chrono::milliseconds(500), [&parts] { parts.keep_services(); });
   parts.loop.run();
+  parts.loop.remove(signals.fd(), on_signal);
   parts.endpoint->stop();
   parts.pool.join();
   for (auto& instance : parts.instances) instance->stop();

@@ -1,0 +1,116 @@
+#include "zht/net/event_loop.h"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "novoht/base/check.h"
+
+namespace zht::net {
+
+using Clock = std::chrono::steady_clock;
+
+EventLoop::EventLoop() : events_(256) {
+  epoll_ = ::epoll_create1(EPOLL_CLOEXEC);
+  wake_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  CHECK(epoll_ >= 0 && wake_ >= 0, "no file descriptors left for an event loop");
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.ptr = nullptr;  // posted work
+  CHECK(::epoll_ctl(epoll_, EPOLL_CTL_ADD, wake_, &event) == 0, "epoll_ctl");
+}
+
+EventLoop::~EventLoop() {
+  ::close(wake_);
+  ::close(epoll_);
+}
+
+base::Result<void> EventLoop::add(int descriptor, std::uint32_t events, Ready& ready) {
+  epoll_event event{};
+  event.events = events;
+  event.data.ptr = &ready;
+  if (::epoll_ctl(epoll_, EPOLL_CTL_ADD, descriptor, &event) != 0) return base::fail_errno(errno, "epoll_ctl");
+  return {};
+}
+
+void EventLoop::change(int descriptor, std::uint32_t events, Ready& ready) {
+  epoll_event event{};
+  event.events = events;
+  event.data.ptr = &ready;
+  CHECK(::epoll_ctl(epoll_, EPOLL_CTL_MOD, descriptor, &event) == 0, "epoll_ctl of a descriptor that was added");
+}
+
+void EventLoop::remove(int descriptor, Ready& ready) {
+  ::epoll_ctl(epoll_, EPOLL_CTL_DEL, descriptor, nullptr);
+  for (std::size_t i = 0; i < event_count_; i++)
+    if (events_[i].data.ptr == &ready) events_[i].events = 0;
+}
+
+void EventLoop::every(base::Duration period, std::function<void()> work) {
+  timers_.emplace(Clock::now() + period, Timer{period, std::move(work)});
+}
+
+void EventLoop::after(base::Duration delay, std::function<void()> work) {
+  timers_.emplace(Clock::now() + delay, Timer{{}, std::move(work)});
+}
+
+void EventLoop::post(std::function<void()> work) {
+  {
+    const std::lock_guard lock(mutex_);
+    posted_.push_back(std::move(work));
+  }
+  const std::uint64_t one = 1;
+  (void)!::write(wake_, &one, sizeof one);
+}
+
+void EventLoop::stop() {
+  stopped_ = true;
+  post([] {});
+}
+
+int EventLoop::wait_time() const {
+  if (timers_.empty()) return -1;
+  const auto left = timers_.begin()->first - Clock::now();
+  if (left <= Clock::duration::zero()) return 0;
+  return static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(left).count());
+}
+
+void EventLoop::run_timers() {
+  const auto now = Clock::now();
+  while (!timers_.empty() && timers_.begin()->first <= now) {
+    Timer timer = std::move(timers_.begin()->second);
+    timers_.erase(timers_.begin());
+    timer.work();
+    if (timer.period > base::Duration::zero()) timers_.emplace(now + timer.period, std::move(timer));
+  }
+}
+
+void EventLoop::run_posted() {
+  std::uint64_t count = 0;
+  (void)!::read(wake_, &count, sizeof count);
+  std::vector<std::function<void()>> work;
+  {
+    const std::lock_guard lock(mutex_);
+    work.swap(posted_);
+  }
+  for (auto& one : work) one();
+}
+
+void EventLoop::run() {
+  while (!stopped_) {
+    const int count = ::epoll_wait(epoll_, events_.data(), static_cast<int>(events_.size()), wait_time());
+    CHECK(count >= 0 || errno == EINTR, "epoll_wait");
+    event_count_ = static_cast<std::size_t>(std::max(count, 0));
+    for (std::size_t i = 0; i < event_count_; i++) {
+      if (events_[i].data.ptr == nullptr) run_posted();
+      else if (events_[i].events != 0) static_cast<Ready*>(events_[i].data.ptr)->on_ready(events_[i].events);
+    }
+    event_count_ = 0;
+    run_timers();
+    if (end_of_turn_) end_of_turn_();
+  }
+}
+
+}  // namespace zht::net
