@@ -361,7 +361,8 @@ Position StoreImpl::needed_from() const {
 
 bool StoreImpl::log_is_long() const {
   const double log = static_cast<double>(log_.position() - log_.begin());
-  return log_.segment_count() >= 4 && log > options_.log_slack * static_cast<double>(live_bytes(tables_));
+  return log_.segment_count() >= 4 && log > static_cast<double>(options_.log_floor) &&
+         log > options_.log_slack * static_cast<double>(live_bytes(tables_));
 }
 
 Result<void> StoreImpl::begin_checkpoint(TableId table) {

@@ -94,6 +94,8 @@ struct Options {
   std::uint64_t segment_size = std::uint64_t{64} << 20;  // bytes of a full log segment; the first ones are smaller
   // Checkpoint and drop segments when the log is this many times the live data (and at least four segments).
   double log_slack = 2.0;
+  // ... but not a log shorter than this many bytes: with many small tables a checkpoint of each costs more than it saves.
+  std::uint64_t log_floor = 0;
   std::size_t maintain_slice = std::size_t{128} << 10;  // bytes of a checkpoint written at one step of maintain()
   std::size_t max_key_size = kMaxKeySize;
   std::size_t max_value_size = kMaxValueSize;

@@ -35,6 +35,7 @@ void LocalStore::open() {
   zht::core::InstanceOptions options;
   options.durability = durability_;
   options.segment_size = 1 << 20;
+  options.log_floor = 0;
   auto opened = zht::core::Instance::open(files_, "store", options, procedures_, table_);
   CHECK(opened.has_value(), opened ? std::string_view() : opened.error().message);
   instance_ = std::move(*opened);

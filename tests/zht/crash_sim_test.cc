@@ -101,6 +101,7 @@ class CrashSim {
     InstanceOptions options;
     options.durability = durability_;
     options.segment_size = 1 << 16;
+    options.log_floor = 0;
     auto opened = Instance::open(disk_, "store", options, procedures(), table_);
     ASSERT_TRUE(opened) << opened.error().message;
     instance_ = std::move(*opened);

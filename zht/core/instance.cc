@@ -53,6 +53,7 @@ Result<std::unique_ptr<Instance>> Instance::open(base::FileSystem& files, std::s
   novoht::Options store;
   store.companion = instance.get();
   store.segment_size = options.segment_size;
+  store.log_floor = options.log_floor;
   store.max_key_size = kMaxKeySize;
   TRY_LET(opened, novoht::Store::open(files, std::move(folder), store));
   instance->store_ = std::move(opened);

@@ -37,6 +37,7 @@ struct InstanceOptions {
   Durability durability = Durability::interval;
   std::size_t max_value_size = kMaxValueSize;
   std::uint64_t segment_size = std::uint64_t{64} << 20;
+  std::uint64_t log_floor = std::uint64_t{64} << 20;  // a shorter log is not compacted: there are hundreds of tables
 };
 
 struct InstanceStatistics {
