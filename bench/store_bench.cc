@@ -394,7 +394,7 @@ int main(int argc, char** argv) {
   const bench::Report report(arguments);
   const Data data;
   const std::size_t keys = arguments.pick<std::size_t>(500, 100'000, 100'000);
-  const double seconds = arguments.pick(0.0, 0.7, 3.0);
+  const double seconds = arguments.pick(0.0, 0.5, 3.0);
   const std::size_t at_least = arguments.pick<std::size_t>(1'000, 2'000, 10'000);
   const bool always = arguments.durability == "always";
 

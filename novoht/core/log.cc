@@ -64,8 +64,8 @@ Result<void> Log::make_space(std::size_t size) {
 }
 
 // Segments are sized so that some of them make up the log's bound: small for a small store, doubling while it grows.
-std::uint64_t Log::next_size(std::size_t record_size) const {
-  const std::uint64_t previous = segments_.empty() ? kFirstSegment / 2 : segments_.back().size;
+std::uint64_t Log::next_size(std::size_t record_size, bool small) const {
+  const std::uint64_t previous = segments_.empty() || small ? kFirstSegment / 2 : segments_.back().size;
   std::uint64_t size = std::max(std::min(2 * previous, kGrowTo), std::bit_floor(live_bytes_() / 2 + 1));
   size = std::min(std::max(size, kFirstSegment), std::max(segment_size_, std::uint64_t{4096}));
   const std::uint64_t least = (kSegmentHeaderSize + record_size + 4095) / 4096 * 4096;
@@ -89,7 +89,7 @@ Result<Segment> Log::make_segment(std::uint64_t first_size) {
   return segment;
 }
 
-Result<void> Log::begin_segment(std::size_t record_size) {
+Result<void> Log::begin_segment(std::size_t record_size, bool small) {
   TRY(flush());
   if (spare_) {
     const std::uint64_t least = kSegmentHeaderSize + record_size;
@@ -110,7 +110,7 @@ Result<void> Log::begin_segment(std::size_t record_size) {
     segment = std::move(*spare_);
     spare_.reset();
   } else {
-    TRY_LET(made, make_segment(next_size(record_size)));
+    TRY_LET(made, make_segment(next_size(record_size, small)));
     segment = std::move(made);
   }
   segment.begin = position_;
@@ -205,7 +205,7 @@ Result<bool> Log::prepare() {
 
 Result<void> Log::rotate() {
   if (segments_.empty() || offset_ <= kSegmentHeaderSize) return {};
-  return begin_segment(0);
+  return begin_segment(0, true);
 }
 
 Result<bool> Log::trim(Position needed) {

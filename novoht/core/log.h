@@ -94,8 +94,8 @@ class Log {
 
   Result<char*> room_slowly(std::size_t size);
   Result<void> make_space(std::size_t size);
-  Result<void> begin_segment(std::size_t record_size);
-  std::uint64_t next_size(std::size_t record_size) const;
+  Result<void> begin_segment(std::size_t record_size, bool small = false);
+  std::uint64_t next_size(std::size_t record_size, bool small = false) const;
   Result<Segment> make_segment(std::uint64_t first_size);
   std::string path_of(std::uint64_t number) const { return folder_ + "/" + segment_name(number); }
 

@@ -1,0 +1,863 @@
+#include "fusionfs/core/metadata.h"
+
+#include <algorithm>
+#include <cerrno>
+
+#include "novoht/base/random.h"
+
+namespace fusionfs {
+namespace {
+
+using zht::Condition;
+using zht::Operation;
+using zht::Outcome;
+
+// A live mount finishes a change in two homes within milliseconds; after this long its leftovers are settled by others.
+constexpr Nanos kAbandoned = 3'000'000'000;
+constexpr std::uint64_t kHomesReserved = 1024, kHomesMask = 2047;
+constexpr std::uint64_t kListingPage = std::uint64_t{4} << 20;  // bytes
+constexpr zht::Millis kRenameLockLife{30'000};
+constexpr int kMaxRounds = 1000;
+
+Reply refuse(int error) {
+  Reply reply;
+  reply.error = error;
+  return reply;
+}
+
+}  // namespace
+
+int errno_of(const Outcome& outcome) {
+  switch (outcome.code) {
+    case base::Code::ok:
+      return 0;
+    case base::Code::not_found:
+      return ENOENT;
+    case base::Code::no_space:
+      return ENOSPC;
+    case base::Code::invalid:
+      return EINVAL;
+    default:
+      return EIO;
+  }
+}
+
+Metadata::Metadata(zht::Client& client, const base::Clock& clock, MetadataOptions options)
+    : client_(client), clock_(clock), options_(std::move(options)) {}
+
+Nanos Metadata::now() const { return clock_.wall().time_since_epoch().count(); }
+
+Task<Reply> Metadata::ask(HomeId home, const char* procedure, std::string arguments) {
+  Call call(client_, Operation::update(tag_of(home), procedure, std::move(arguments)));
+  const Outcome outcome = co_await call;
+  if (!outcome.ok()) {
+    if (options_.trouble) options_.trouble(std::string(procedure) + " in " + tag_of(home) + ": " + outcome.message);
+    co_return refuse(errno_of(outcome));
+  }
+  auto reply = unpack<Reply>(outcome.value);
+  if (!reply && options_.trouble)
+    options_.trouble(std::string(procedure) + " in " + tag_of(home) + ": the answer cannot be read");
+  if (!reply) co_return refuse(EIO);
+  co_return std::move(*reply);
+}
+
+void Metadata::forget(HomeId home, const char* procedure, std::string arguments) {
+  client_.submit(Operation::update(tag_of(home), procedure, std::move(arguments)), [](Outcome) {});
+}
+
+Task<Reply> Metadata::make_root(std::uint32_t mode, std::uint32_t uid, std::uint32_t gid) {
+  Inode root;
+  root.id = kRootInode;
+  root.mode = 0040000 | (mode & 07777);
+  root.uid = uid;
+  root.gid = gid;
+  root.links = 2;
+  root.parent = kRootInode;
+  root.atime = root.mtime = root.ctime = root.btime = now();
+  DirectoryRequest request;
+  request.inode = root;
+  Reply reply = co_await ask(kRootHome, "fusionfs.make_directory", pack(request));
+  co_return reply;
+}
+
+Task<Reply> Metadata::lookup(InodeId directory, std::string name) {
+  const HomeId home = home_of(directory);
+  NameRequest request;
+  request.name = name;
+  for (int round = 0; round < kMaxRounds; ++round) {
+    Reply reply = co_await ask(home, "fusionfs.lookup", pack(request));
+    if (reply.error != 0) co_return reply;
+    if (reply.entry->moving) {
+      // The name is what it was until the move has arrived.
+      Call arrived(client_, Operation::lookup(transfer_key(reply.entry->moving->to, reply.entry->moving->transfer)));
+      const Outcome marker = co_await arrived;
+      if (marker.code != base::Code::ok && marker.code != base::Code::not_found) co_return refuse(errno_of(marker));
+      const bool decided = marker.ok() && !marker.value.empty() && marker.value[0] == 'd';
+      if (decided || now() - reply.entry->moving->since > kAbandoned) {
+        const int error = co_await settle_move(home, name);
+        if (error != 0) co_return refuse(error);
+        continue;
+      }
+    }
+    if (!is_directory(reply.entry->type)) {
+      if (reply.inode) co_return reply;
+      const InodeId id = reply.entry->inode;
+      Reply inode = co_await getattr(id);
+      if (inode.error == ENOENT) continue;  // a removal overtook us: the name is gone by now
+      if (inode.error != 0) co_return inode;
+      reply.inode = std::move(inode.inode);
+      co_return reply;
+    }
+    const Entry entry = *reply.entry;
+    Reply met = co_await meet_directory(entry, std::move(reply));
+    if (met.error == ESTALE) continue;
+    co_return met;
+  }
+  co_return refuse(EIO);
+}
+
+// The inode of a directory lives in the directory's own home.
+Task<Reply> Metadata::meet_directory(Entry entry, Reply found) {
+  Reply inode = co_await getattr(entry.inode);
+  if (inode.error == ENOENT && entry.initial) {
+    // Its maker wrote the name and has not written the directory, or crashed: the same bytes from whoever is first.
+    const auto initial = decode_inode(entry.inode, *entry.initial);
+    if (!initial) co_return refuse(EIO);
+    DirectoryRequest request;
+    request.inode = initial;
+    inode = co_await ask(home_of(entry.inode), "fusionfs.make_directory", pack(request));
+  }
+  if (inode.error != 0) co_return refuse(inode.error);
+  if (inode.inode->has(Inode::kDying)) {
+    const auto dying = decode_dying(inode.inode->content);
+    if (dying && now() - dying->since > kAbandoned) {
+      const int error = co_await settle_dying(*inode.inode);
+      co_return refuse(error == 0 ? ESTALE : error);  // look again
+    }
+  }
+  found.inode = std::move(inode.inode);
+  co_return found;
+}
+
+Task<Reply> Metadata::getattr(InodeId inode) {
+  if (counter_of(inode) == kDirectoryCounter) {
+    DirectoryRequest request;
+    Reply reply = co_await ask(home_of(inode), "fusionfs.stat_directory", pack(request));
+    if (reply.error == ESTALE) reply.error = 0;  // being removed, not yet gone
+    co_return reply;
+  }
+  Call call(client_, Operation::lookup(inode_key(inode)));
+  const Outcome outcome = co_await call;
+  if (!outcome.ok()) co_return refuse(errno_of(outcome));
+  Reply reply;
+  reply.inode = decode_inode(inode, outcome.value);
+  if (!reply.inode) reply.error = EIO;
+  co_return reply;
+}
+
+Task<Reply> Metadata::create(InodeId directory, CreateRequest request) {
+  request.now = now();
+  Reply reply = co_await ask(home_of(directory), "fusionfs.create", pack(request));
+  if (reply.error == ESTALE) {
+    co_await settle_dying(*reply.inode);
+    co_return refuse(ENOENT);
+  }
+  co_return reply;
+}
+
+Task<std::uint64_t> Metadata::new_home() {
+  std::uint64_t seen = homes_.load();
+  while ((seen & kHomesMask) > 0) {
+    if (homes_.compare_exchange_weak(seen, seen + (kHomesMask + 1) - 1)) co_return seen / (kHomesMask + 1);
+  }
+  Call call(client_, Operation::update(kNextHomeKey, "add", std::to_string(kHomesReserved)));
+  const Outcome outcome = co_await call;
+  if (!outcome.ok()) co_return 0;
+  const std::uint64_t last = std::strtoull(outcome.value.c_str(), nullptr, 10);
+  if (last < kHomesReserved || last > kMaxHome) co_return 0;
+  // Two who come at once reserve twice and the first reservation is lost: there are plenty.
+  const std::uint64_t first = last - kHomesReserved + 1;  // 1 the first time: 0 is the root's
+  homes_.store((first + 1) * (kHomesMask + 1) + kHomesReserved - 1);
+  co_return first;
+}
+
+Task<Reply> Metadata::make_directory(InodeId directory, CreateRequest request, Inode parent) {
+  const std::uint64_t home = co_await new_home();
+  if (home == 0) co_return refuse(EIO);
+  request.now = now();
+  request.directory = make_inode(HomeId{home}, kDirectoryCounter);
+  // The name and the directory itself are written at once, in two homes. A name without its directory is completed by
+  // whoever meets it; a directory without a name is removed below, or by fsck.
+  Inode child;
+  child.id = request.directory;
+  child.mode = request.mode;
+  child.uid = request.uid;
+  child.gid = request.gid;
+  child.links = 2;
+  child.parent = directory;
+  child.atime = child.mtime = child.ctime = child.btime = request.now;
+  if ((parent.mode & 02000) != 0) {
+    child.gid = parent.gid;
+    child.mode |= 02000;
+  }
+  DirectoryRequest make;
+  make.inode = child;
+  Call child_made(client_, Operation::update(tag_of(HomeId{home}), "fusionfs.make_directory", pack(make)));
+  Call name_made(client_, Operation::update(tag_of(home_of(directory)), "fusionfs.create", pack(request)));
+  const Outcome child_outcome = co_await child_made;
+  const Outcome name_outcome = co_await name_made;
+  Reply reply = refuse(errno_of(name_outcome));
+  if (name_outcome.ok()) {
+    if (auto read = unpack<Reply>(name_outcome.value))
+      reply = std::move(*read);
+    else
+      reply.error = EIO;
+  }
+  if (reply.error != 0) {
+    // Only when the name certainly is not there: after a timeout it may lead here.
+    if (name_outcome.ok() && child_outcome.ok()) {
+      const Dying dying;
+      DirectoryRequest request_dying;
+      request_dying.dying = dying;
+      co_await ask(HomeId{home}, "fusionfs.mark_dying", pack(request_dying));
+      forget(HomeId{home}, "fusionfs.drop_directory", pack(DirectoryRequest{}));
+    }
+    if (reply.error == ESTALE) {
+      co_await settle_dying(*reply.inode);
+      co_return refuse(ENOENT);
+    }
+    co_return reply;
+  }
+  if (!child_outcome.ok()) co_return refuse(errno_of(child_outcome));  // the name is there and completes itself
+  if (reply.inode->gid != child.gid || reply.inode->mode != child.mode) {
+    SetRequest set;  // the parent had changed since it was last seen
+    set.inode = child.id;
+    set.fields_set = SetRequest::kMode | SetRequest::kGid;
+    set.mode = reply.inode->mode;
+    set.gid = reply.inode->gid;
+    set.now = request.now;
+    Reply corrected = co_await setattr(set);
+    if (corrected.error != 0) co_return corrected;
+  }
+  ListingRecord empty;
+  empty.mtime = empty.ctime = request.now;
+  overlay(*reply.inode, empty);
+  co_return reply;
+}
+
+// Tells the owner about what lost its last link.
+void Metadata::settle_links(const Reply& reply, const std::optional<Inode>& dropped) {
+  if (!dropped || dropped->links > 0) return;
+  if (reply.gone) {
+    if (options_.gone) options_.gone(*dropped);
+  } else if (options_.orphaned) {
+    options_.orphaned(*dropped);
+  }
+}
+
+Task<int> Metadata::pay(InodeId inode, HomeId debtor, std::uint64_t debt) {
+  DropRequest request;
+  request.inode = inode;
+  request.id = debt;
+  request.now = now();
+  request.held = held(home_of(inode));
+  Reply reply = co_await ask(home_of(inode), "fusionfs.pay_debt", pack(request));
+  if (reply.error != 0) co_return reply.error;
+  settle_links(reply, reply.inode);
+  client_.submit(Operation::remove(debt_key(debtor, debt), true), [](Outcome) {});
+  co_return 0;
+}
+
+Task<Reply> Metadata::unlink(InodeId directory, std::string name) {
+  const HomeId home = home_of(directory);
+  UnlinkRequest request;
+  request.name = name;
+  for (int round = 0; round < kMaxRounds; ++round) {
+    request.now = now();
+    request.held = held(home);
+    Reply reply = co_await ask(home, "fusionfs.unlink", pack(request));
+    if (reply.error == EAGAIN) {
+      const int error = co_await settle_move(home, name);
+      if (error != 0) co_return refuse(error);
+      continue;
+    }
+    if (reply.error == ESTALE) reply.error = ENOENT;
+    if (reply.error != 0) co_return reply;
+    settle_links(reply, reply.inode);
+    if (reply.debt != 0) co_await pay(reply.entry->inode, home, reply.debt);  // failing, it stays on record
+    co_return reply;
+  }
+  co_return refuse(EIO);
+}
+
+Task<int> Metadata::mark_dying(InodeId directory, Dying dying) {
+  DirectoryRequest request;
+  for (int round = 0; round < kMaxRounds; ++round) {
+    dying.since = now();
+    request.dying = dying;
+    Reply reply = co_await ask(home_of(directory), "fusionfs.mark_dying", pack(request));
+    if (reply.error == EAGAIN) {
+      const int error = co_await settle_dying(*reply.inode);
+      if (error != 0) co_return error;
+      continue;
+    }
+    co_return reply.error;
+  }
+  co_return EBUSY;
+}
+
+Task<Reply> Metadata::remove_directory(InodeId directory, std::string name) {
+  const HomeId home = home_of(directory);
+  for (int round = 0; round < kMaxRounds; ++round) {
+    NameRequest find;
+    find.name = name;
+    Reply found = co_await ask(home, "fusionfs.lookup", pack(find));
+    if (found.error != 0) co_return found;
+    const Entry entry = *found.entry;
+    if (!is_directory(entry.type)) co_return refuse(ENOTDIR);
+    if (entry.moving) {
+      const int error = co_await settle_move(home, name);
+      if (error != 0) co_return refuse(error);
+      continue;
+    }
+    Dying dying;
+    dying.transfer = base::entropy();
+    dying.parent = home;
+    dying.name = name;
+    const int error = co_await mark_dying(entry.inode, dying);
+    // ENOENT: the directory was never made, or somebody removes it just now; the name is what is left.
+    if (error != 0 && error != ENOENT) co_return refuse(error);
+    UnlinkRequest request;
+    request.name = name;
+    request.now = now();
+    request.directory = entry.inode;
+    Reply removed = co_await ask(home, "fusionfs.remove_directory", pack(request));
+    if (removed.error == EAGAIN) {
+      DirectoryRequest revive;
+      revive.dying = dying;
+      co_await ask(home_of(entry.inode), "fusionfs.unmark_dying", pack(revive));
+      continue;
+    }
+    if (removed.error != 0) co_return removed;
+    forget(home_of(entry.inode), "fusionfs.drop_directory", pack(DirectoryRequest{}));
+    removed.entry = entry;
+    co_return removed;
+  }
+  co_return refuse(EIO);
+}
+
+// A directory that somebody set out to remove. Recent: they are at it, so wait a little. Old: finish it.
+Task<int> Metadata::settle_dying(Inode directory) {
+  const auto dying = decode_dying(directory.content);
+  if (!dying) co_return EIO;
+  const HomeId home = home_of(directory.id);
+  if (now() - dying->since <= kAbandoned) {
+    Call seen(client_, Operation::lookup(inode_key(directory.id)));
+    const Outcome before = co_await seen;
+    if (before.code == base::Code::not_found) co_return 0;
+    if (!before.ok()) co_return errno_of(before);
+    const auto inode = decode_inode(directory.id, before.value);
+    if (!inode || !inode->has(Inode::kDying)) co_return 0;
+    Call changed(
+        client_,
+        Operation::callback(inode_key(directory.id), Condition::after_version(before.version), zht::Range::nothing()),
+        zht::Millis(100));
+    co_await changed;
+    co_return 0;
+  }
+  DirectoryRequest request;
+  request.dying = *dying;
+  if (dying->by_rename) {
+    TransferRequest cancel;
+    cancel.transfer = dying->transfer;
+    Reply cancelled = co_await ask(dying->parent, "fusionfs.move_cancel", pack(cancel));
+    if (cancelled.error != 0) co_return cancelled.error;
+    NameRequest find;
+    find.name = dying->name;
+    Reply found = co_await ask(dying->parent, "fusionfs.lookup", pack(find));
+    if (found.error != 0 && found.error != ENOENT) co_return found.error;
+    if (found.error == 0 && found.entry->inode == directory.id) {
+      Reply revived = co_await ask(home, "fusionfs.unmark_dying", pack(request));
+      co_return revived.error;
+    }
+  } else {
+    UnlinkRequest remove;
+    remove.name = dying->name;
+    remove.now = now();
+    remove.directory = directory.id;
+    Reply removed = co_await ask(dying->parent, "fusionfs.remove_directory", pack(remove));
+    if (removed.error != 0) co_return removed.error == EAGAIN ? 0 : removed.error;
+  }
+  Reply dropped = co_await ask(home, "fusionfs.drop_directory", pack(request));
+  co_return dropped.error == EBUSY ? 0 : dropped.error;
+}
+
+// A name that somebody is moving to another directory. Recent: wait for its next change. Old: decide it.
+Task<int> Metadata::settle_move(HomeId home, std::string name) {
+  Call seen(client_, Operation::lookup(entry_key(home, name)));
+  const Outcome before = co_await seen;
+  if (before.code == base::Code::not_found) co_return 0;
+  if (!before.ok()) co_return errno_of(before);
+  const auto entry = decode_entry(before.value);
+  if (!entry) co_return EIO;
+  if (!entry->moving) co_return 0;
+  const Moving moving = *entry->moving;
+  if (now() - moving.since <= kAbandoned) {
+    Call changed(
+        client_,
+        Operation::callback(entry_key(home, name), Condition::after_version(before.version), zht::Range::nothing()),
+        zht::Millis(100));
+    co_await changed;
+    co_return 0;
+  }
+  TransferRequest request;
+  request.transfer = moving.transfer;
+  request.name = name;
+  request.now = now();
+  Reply outcome = co_await ask(moving.to, "fusionfs.move_cancel", pack(request));
+  if (outcome.error != 0) co_return outcome.error;
+  if (!outcome.done) {
+    Reply undone = co_await ask(home, "fusionfs.move_undo", pack(request));
+    co_return undone.error;
+  }
+  if (is_directory(entry->type)) {
+    SetRequest set;
+    set.inode = entry->inode;
+    set.fields_set = SetRequest::kParent;
+    set.parent = make_inode(moving.to, kDirectoryCounter);
+    Reply parent = co_await setattr(set);
+    if (parent.error != 0 && parent.error != ENOENT) co_return parent.error;
+  }
+  if (moving.exchange) {
+    request.entry = outcome.other_entry;
+    if (outcome.other_entry && is_directory(outcome.other_entry->type)) {
+      SetRequest set;
+      set.inode = outcome.other_entry->inode;
+      set.fields_set = SetRequest::kParent;
+      set.parent = make_inode(home, kDirectoryCounter);
+      Reply parent = co_await setattr(set);
+      if (parent.error != 0 && parent.error != ENOENT) co_return parent.error;
+    }
+  }
+  Reply ended = co_await ask(home, "fusionfs.move_end", pack(request));
+  if (ended.error != 0) co_return ended.error;
+  if (outcome.debt != 0 && outcome.other_entry) co_await pay(outcome.other_entry->inode, moving.to, outcome.debt);
+  client_.submit(Operation::remove(transfer_key(moving.to, moving.transfer), true), [](Outcome) {});
+  co_return 0;
+}
+
+Task<Reply> Metadata::rename(InodeId from, std::string from_name, InodeId to, std::string to_name,
+                             std::uint32_t flags) {
+  if (home_of(from) == home_of(to)) {
+    Reply reply = co_await rename_within(home_of(from), std::move(from_name), std::move(to_name), flags);
+    co_return reply;
+  }
+  Reply reply = co_await rename_across(home_of(from), std::move(from_name), home_of(to), std::move(to_name), flags);
+  co_return reply;
+}
+
+Task<Reply> Metadata::rename_within(HomeId home, std::string from_name, std::string to_name, std::uint32_t flags) {
+  RenameRequest request;
+  request.from = from_name;
+  request.to = to_name;
+  request.flags = flags;
+  request.transfer = base::entropy();
+  Dying dying;
+  for (int round = 0; round < kMaxRounds; ++round) {
+    request.now = now();
+    request.held = held(home);
+    Reply reply = co_await ask(home, "fusionfs.rename", pack(request));
+    if (reply.error == EAGAIN) {
+      int error = co_await settle_move(home, from_name);
+      if (error == 0) error = co_await settle_move(home, to_name);
+      if (error != 0) co_return refuse(error);
+      continue;
+    }
+    if (reply.error == EINPROGRESS) {
+      dying.by_rename = true;
+      dying.transfer = request.transfer;
+      dying.parent = home;
+      dying.name = to_name;
+      const int error = co_await mark_dying(reply.other_entry->inode, dying);
+      if (error != 0 && error != ENOENT) co_return refuse(error);
+      request.dying = reply.other_entry->inode;
+      continue;
+    }
+    if (reply.error == ESTALE) reply.error = ENOENT;
+    if (reply.error != 0) {
+      if (request.dying != InodeId{} && reply.error != EIO) {
+        DirectoryRequest revive;
+        revive.dying = dying;
+        co_await ask(home_of(request.dying), "fusionfs.unmark_dying", pack(revive));
+      }
+      if (reply.error == ECANCELED) {
+        request.dying = InodeId{};
+        request.transfer = base::entropy();
+        continue;
+      }
+      co_return reply;
+    }
+    if (request.dying != InodeId{}) forget(home_of(request.dying), "fusionfs.drop_directory", pack(DirectoryRequest{}));
+    if ((flags & kExchange) == 0 && reply.other_entry && reply.other_entry->inode != reply.entry->inode) {
+      settle_links(reply, reply.other);
+      if (reply.debt != 0) co_await pay(reply.other_entry->inode, home, reply.debt);
+    }
+    if (!reply.inode && !is_directory(reply.entry->type)) {
+      SetRequest touch;  // an inode of another home: its ctime
+      touch.inode = reply.entry->inode;
+      touch.now = request.now;
+      Reply touched = co_await setattr(touch);
+      reply.inode = std::move(touched.inode);
+    }
+    co_return reply;
+  }
+  co_return refuse(EIO);
+}
+
+Task<int> Metadata::lock_renames(std::uint64_t owner) {
+  const std::string value = std::to_string(owner);
+  for (int round = 0; round < kMaxRounds; ++round) {
+    Call take(client_, Operation::insert_new(kRenameLockKey, value, kRenameLockLife));
+    const Outcome taken = co_await take;
+    if (taken.ok()) co_return 0;
+    if (taken.code != base::Code::conflict) co_return errno_of(taken);
+    Call freed(client_, Operation::callback(kRenameLockKey, Condition::absent(), zht::Range::nothing()),
+               zht::Millis(1000));
+    co_await freed;
+  }
+  co_return EBUSY;
+}
+
+// Whether `to` lies below `moved`. The rename lock keeps the parents still.
+Task<int> Metadata::check_no_cycle(InodeId moved, InodeId to) {
+  InodeId at = to;
+  for (int depth = 0; depth < 100'000; ++depth) {
+    if (at == moved) co_return EINVAL;
+    if (at == kRootInode) co_return 0;
+    Reply reply = co_await getattr(at);
+    if (reply.error != 0) co_return reply.error;
+    at = reply.inode->parent;
+  }
+  co_return ELOOP;
+}
+
+Task<Reply> Metadata::rename_across(HomeId from, std::string from_name, HomeId to, std::string to_name,
+                                    std::uint32_t flags) {
+  const InodeId to_directory = make_inode(to, kDirectoryCounter), from_directory = make_inode(from, kDirectoryCounter);
+  TransferRequest begin;
+  begin.name = from_name;
+  begin.flags = flags;
+  begin.to = to;
+  begin.to_name = to_name;
+  TransferRequest install;
+  install.name = to_name;
+  install.flags = flags;
+  TransferRequest end;
+  end.name = from_name;
+  Dying dying;
+  bool locked = false;
+  const std::uint64_t owner = base::entropy();
+  Reply result = refuse(EIO);
+  for (int round = 0; round < kMaxRounds; ++round) {
+    NameRequest find;
+    find.name = from_name;
+    Reply found = co_await ask(from, "fusionfs.lookup", pack(find));
+    if (found.error != 0) {
+      result = found;
+      break;
+    }
+    bool directories = is_directory(found.entry->type);
+    InodeId other_directory{};
+    if ((flags & kExchange) != 0) {
+      find.name = to_name;
+      Reply other = co_await ask(to, "fusionfs.lookup", pack(find));
+      if (other.error != 0) {
+        result = other;
+        break;
+      }
+      if (is_directory(other.entry->type)) other_directory = other.entry->inode;
+    }
+    if (directories || other_directory != InodeId{}) {
+      if (!locked) {
+        const int error = co_await lock_renames(owner);
+        if (error != 0) {
+          result = refuse(error);
+          break;
+        }
+        locked = true;
+      }
+      int error = directories ? co_await check_no_cycle(found.entry->inode, to_directory) : 0;
+      if (error == 0 && other_directory != InodeId{}) error = co_await check_no_cycle(other_directory, from_directory);
+      if (error != 0) {
+        result = refuse(error);
+        break;
+      }
+    }
+    const std::uint64_t transfer = base::entropy();
+    begin.transfer = install.transfer = end.transfer = transfer;
+    begin.now = install.now = end.now = now();
+    Reply begun = co_await ask(from, "fusionfs.move_begin", pack(begin));
+    if (begun.error == EAGAIN) {
+      const int error = co_await settle_move(from, from_name);
+      if (error != 0) {
+        result = refuse(error);
+        break;
+      }
+      continue;
+    }
+    if (begun.error != 0) {
+      result = refuse(begun.error == ESTALE ? ENOENT : begun.error);
+      break;
+    }
+    if (begun.entry->inode != found.entry->inode) {  // not what the check was about
+      co_await ask(from, "fusionfs.move_undo", pack(end));
+      continue;
+    }
+    install.entry = begun.entry;
+    install.dying = InodeId{};
+    Reply installed;
+    for (int attempt = 0; attempt < kMaxRounds; ++attempt) {
+      install.held = held(to);
+      installed = co_await ask(to, "fusionfs.move_install", pack(install));
+      if (installed.error == EAGAIN) {
+        installed.error = co_await settle_move(to, to_name);
+        if (installed.error == 0) {
+          installed.error = EAGAIN;
+          continue;
+        }
+      }
+      if (installed.error == EINPROGRESS) {
+        dying.by_rename = true;
+        dying.transfer = transfer;
+        dying.parent = to;
+        dying.name = to_name;
+        const int error = co_await mark_dying(installed.other_entry->inode, dying);
+        if (error == 0 || error == ENOENT) {
+          install.dying = installed.other_entry->inode;
+          continue;
+        }
+        installed.error = error;
+      }
+      break;
+    }
+    if (installed.error != 0) {
+      Reply cancelled;
+      if (installed.error == EIO) {
+        // No answer: it may yet arrive, or have arrived.
+        cancelled = co_await ask(to, "fusionfs.move_cancel", pack(install));
+        if (cancelled.error != 0) {
+          result = refuse(EIO);
+          break;
+        }  // settled by whoever meets it
+      }
+      if (!cancelled.done) {
+        if (install.dying != InodeId{}) {
+          DirectoryRequest revive;
+          revive.dying = dying;
+          co_await ask(home_of(install.dying), "fusionfs.unmark_dying", pack(revive));
+        }
+        co_await ask(from, "fusionfs.move_undo", pack(end));
+        if (installed.error == ECANCELED || installed.error == EAGAIN) continue;
+        if (installed.error == ESTALE) installed.error = ENOENT;
+        result = installed;
+        if (installed.error == EALREADY) result.error = 0;  // two names of one file: nothing happens
+        break;
+      }
+      installed = std::move(cancelled);
+    }
+    // Arrived: from here on only forward.
+    if (directories) {
+      SetRequest set;
+      set.inode = begun.entry->inode;
+      set.fields_set = SetRequest::kParent;
+      set.parent = to_directory;
+      co_await setattr(set);
+    }
+    if ((flags & kExchange) != 0) {
+      end.entry = installed.other_entry;
+      if (installed.other_entry && is_directory(installed.other_entry->type)) {
+        SetRequest set;
+        set.inode = installed.other_entry->inode;
+        set.fields_set = SetRequest::kParent;
+        set.parent = from_directory;
+        co_await setattr(set);
+      }
+    }
+    Reply ended = co_await ask(from, "fusionfs.move_end", pack(end));
+    result = installed;
+    result.error = ended.error;
+    if (ended.error != 0) break;
+    if (ended.inode) result.inode = std::move(ended.inode);
+    if (install.dying != InodeId{}) forget(home_of(install.dying), "fusionfs.drop_directory", pack(DirectoryRequest{}));
+    if ((flags & kExchange) == 0 && installed.other_entry) {
+      settle_links(installed, installed.other);
+      if (installed.debt != 0) co_await pay(installed.other_entry->inode, to, installed.debt);
+    }
+    client_.submit(Operation::remove(transfer_key(to, transfer), true), [](Outcome) {});
+    if (!result.inode && !directories) {
+      SetRequest touch;
+      touch.inode = begun.entry->inode;
+      touch.now = begin.now;
+      Reply touched = co_await setattr(touch);
+      result.inode = std::move(touched.inode);
+    }
+    break;
+  }
+  if (locked)
+    client_.submit(Operation::cswap_remove(kRenameLockKey, Condition::equals(std::to_string(owner))), [](Outcome) {});
+  co_return result;
+}
+
+Task<Reply> Metadata::link(InodeId inode, std::uint32_t type, InodeId directory, std::string name) {
+  LinkRequest request;
+  request.inode = inode;
+  request.name = std::move(name);
+  request.type = type;
+  request.now = now();
+  request.to = home_of(directory);
+  if (home_of(inode) == home_of(directory)) {
+    Reply reply = co_await ask(home_of(directory), "fusionfs.link", pack(request));
+    if (reply.error == ESTALE) reply.error = ENOENT;
+    co_return reply;
+  }
+  request.id = base::entropy();
+  Reply promised = co_await ask(home_of(inode), "fusionfs.promise_link", pack(request));
+  if (promised.error != 0) co_return promised;
+  Reply added = co_await ask(home_of(directory), "fusionfs.add_entry", pack(request));
+  if (added.error == EIO) co_return added;  // the name may be there: the promise stays for fsck to settle
+  request.undo = added.error != 0;
+  Reply settled = co_await ask(home_of(inode), "fusionfs.settle_link", pack(request));
+  if (added.error != 0) {
+    settle_links(settled, settled.inode);
+    co_return refuse(added.error == ESTALE ? ENOENT : added.error);
+  }
+  promised.entry = std::move(added.entry);
+  co_return promised;
+}
+
+Task<Reply> Metadata::setattr(SetRequest request) {
+  if (request.now == 0) request.now = now();
+  Reply reply = co_await ask(home_of(request.inode), "fusionfs.setattr", pack(request));
+  co_return reply;
+}
+
+Task<Reply> Metadata::commit(CommitRequest request) {
+  Reply reply = co_await ask(home_of(request.inode), "fusionfs.commit", pack(request));
+  co_return reply;
+}
+
+Task<Reply> Metadata::set_attribute(AttributeRequest request, bool remove) {
+  request.now = now();
+  Reply reply = co_await ask(home_of(request.inode), remove ? "fusionfs.remove_attribute" : "fusionfs.set_attribute",
+                             pack(request));
+  co_return reply;
+}
+
+Task<Metadata::AttributesReply> Metadata::get_attributes(InodeId inode) {
+  Call call(client_, Operation::lookup(attributes_key(inode)));
+  const Outcome outcome = co_await call;
+  AttributesReply reply;
+  if (outcome.code == base::Code::not_found) co_return reply;
+  reply.error = errno_of(outcome);
+  if (reply.error != 0) co_return reply;
+  auto decoded = decode_attributes(outcome.value);
+  if (decoded)
+    reply.attributes = std::move(*decoded);
+  else
+    reply.error = EIO;
+  co_return reply;
+}
+
+Task<Reply> Metadata::reap(InodeId inode) {
+  DropRequest request;
+  request.inode = inode;
+  request.now = now();
+  Reply reply = co_await ask(home_of(inode), "fusionfs.reap", pack(request));
+  if (reply.error == 0 && reply.gone && reply.inode && options_.gone) options_.gone(*reply.inode);
+  co_return reply;
+}
+
+Task<Reply> Metadata::inodes(HomeId home, std::vector<InodeId> wanted) {
+  InodesRequest request;
+  request.inodes = std::move(wanted);
+  Reply reply = co_await ask(home, "fusionfs.attributes", pack(request));
+  co_return reply;
+}
+
+Task<Metadata::ListReply> Metadata::list(InodeId directory, Listing known) {
+  const std::string key = listing_key(home_of(directory));
+  ListReply reply;
+  std::string pending;  // a record cut by the page's end
+  bool checked = known.offset == 0;
+  for (int round = 0; round < 1'000'000; ++round) {
+    // The tail first, when something is known: another generation makes the known offset meaningless.
+    if (!checked) {
+      Call tail(client_, Operation::lookup(key, zht::Range::tail(1)));
+      const Outcome last = co_await tail;
+      if (!last.ok()) {
+        reply.error = errno_of(last);
+        co_return reply;
+      }
+      Bytes bytes = last.value;
+      const auto record = decode_listing(bytes);
+      if (!record) {
+        reply.error = EIO;
+        co_return reply;
+      }
+      checked = true;
+      if (record->generation != known.generation || last.size < known.offset)
+        known = Listing{};
+      else if (last.size == known.offset)
+        break;
+    }
+    Call page(client_, Operation::lookup(key, zht::Range::bytes(known.offset + pending.size(), kListingPage)));
+    const Outcome outcome = co_await page;
+    if (!outcome.ok()) {
+      reply.error = errno_of(outcome);
+      co_return reply;
+    }
+    if (outcome.value.empty()) {
+      if (!pending.empty()) reply.error = EIO;
+      break;
+    }
+    pending += outcome.value;
+    Bytes rest = pending;
+    bool restart = false;
+    while (!rest.empty()) {
+      Bytes at = rest;
+      auto record = decode_listing(at);
+      if (!record) break;
+      if (known.offset == 0 && known.names.empty() && known.generation == 0) known.generation = record->generation;
+      if (record->generation != known.generation) {
+        restart = true;
+        break;
+      }  // compacted between two pages
+      known.offset += rest.size() - at.size();
+      rest = at;
+      if (record->kind == ListingRecord::Kind::add) {
+        known.names[record->sequence] = {record->name, record->inode, record->type};
+        known.sequence_of[record->name] = record->sequence;
+      } else if (record->kind == ListingRecord::Kind::remove) {
+        const auto found = known.sequence_of.find(record->name);
+        if (found != known.sequence_of.end()) {
+          known.names.erase(found->second);
+          known.sequence_of.erase(found);
+        }
+      }
+    }
+    if (restart) {
+      known = Listing{};
+      pending.clear();
+      continue;
+    }
+    pending.assign(rest);
+    if (known.offset + pending.size() >= outcome.size) {
+      if (!pending.empty()) reply.error = EIO;
+      break;
+    }
+  }
+  reply.listing = std::move(known);
+  co_return reply;
+}
+
+}  // namespace fusionfs

@@ -1,0 +1,118 @@
+// The file system's names and inodes, as a client of the store: each call is a Task over one request, or over a short
+// recoverable sequence of them where a change spans two directories. No caches, no threads, no file contents.
+//
+//   Metadata metadata(client, clock, {});
+//   wait(metadata.make_root(0755, 0, 0));
+//   Reply made = wait(metadata.create(kRootInode, {.name = "a", .mode = S_IFREG | 0644}));
+//   made.error, made.inode->id ...
+//
+// What spans two homes leaves a record of intent first (a moving entry, a dying directory, a debt, a pending link), so
+// that whoever meets the leftovers of a crashed mount finishes or undoes them: see FORMAT.md, "Changes in two homes".
+// Errors are errnos in Reply::error: EIO when the store did not answer in time. Any thread.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "fusionfs/core/format.h"
+#include "fusionfs/core/requests.h"
+#include "fusionfs/core/task.h"
+#include "novoht/base/clock.h"
+#include "zht/client.h"
+
+namespace fusionfs {
+
+struct MetadataOptions {
+  // The inodes of a home that this mount has open: they outlive their last name. Called on any thread.
+  std::function<std::vector<InodeId>(HomeId)> held;
+  // An inode of this home lost its last link and went: its chunks can go. Called on any thread; must not block.
+  std::function<void(const Inode&)> gone;
+  // An inode lost its last link while held; reap() it when it is closed. Called on any thread; must not block.
+  std::function<void(const Inode&)> orphaned;
+  // The store did not do what was asked, for a reason no program above can see from an errno. Any thread, no blocking.
+  std::function<void(const std::string&)> trouble;
+};
+
+// A directory's live names in cursor order.
+struct Listing {
+  std::uint32_t generation = 0;
+  std::uint64_t offset = 0;  // bytes of the stored listing that this reflects
+  struct Name {
+    std::string name;
+    InodeId inode{};
+    std::uint32_t type = 0;
+  };
+  std::map<std::uint64_t, Name> names;               // by sequence number
+  std::map<std::string, std::uint64_t> sequence_of;  // of each live name
+};
+
+class Metadata {
+ public:
+  Metadata(zht::Client& client, const base::Clock& clock, MetadataOptions options);
+
+  Task<Reply> make_root(std::uint32_t mode, std::uint32_t uid, std::uint32_t gid);  // fine when there
+  // entry, inode. ENOENT.
+  Task<Reply> lookup(InodeId directory, std::string name);
+  // inode. ENOENT.
+  Task<Reply> getattr(InodeId inode);
+  // entry, inode. EEXIST with entry and inode of what is there (inode only when known without another request).
+  // `request.now` is filled in.
+  Task<Reply> create(InodeId directory, CreateRequest request);
+  Task<Reply> make_directory(InodeId directory, CreateRequest request,
+                             Inode parent);                           // parent: mode, gid as last known
+  Task<Reply> unlink(InodeId directory, std::string name);            // entry, inode after, gone
+  Task<Reply> remove_directory(InodeId directory, std::string name);  // entry
+  // entry, inode of what moved; other_entry, other of what was replaced or exchanged.
+  Task<Reply> rename(InodeId from, std::string from_name, InodeId to, std::string to_name, std::uint32_t flags);
+  Task<Reply> link(InodeId inode, std::uint32_t type, InodeId directory, std::string name);  // inode
+  Task<Reply> setattr(SetRequest request);                                                   // inode
+  Task<Reply> commit(CommitRequest request);                                                 // inode
+  Task<Reply> set_attribute(AttributeRequest request, bool remove);                          // inode
+  struct AttributesReply {
+    int error = 0;
+    Attributes attributes;
+  };
+  Task<AttributesReply> get_attributes(InodeId inode);
+  Task<Reply> reap(InodeId inode);
+  // Inodes of one home; those that have gone are left out.
+  Task<Reply> inodes(HomeId home, std::vector<InodeId> wanted);
+  struct ListReply {
+    int error = 0;
+    Listing listing;
+  };
+  // Brings `known` (an empty one to begin) up to date, reading only what was added.
+  Task<ListReply> list(InodeId directory, Listing known);
+
+  Nanos now() const;
+
+ private:
+  Task<Reply> ask(HomeId home, const char* procedure, std::string arguments);
+  Task<Reply> meet_directory(Entry entry, Reply found);
+  // Waits for, or settles, a move that left `name` marked. 0, or an errno.
+  Task<int> settle_move(HomeId home, std::string name);
+  Task<int> settle_dying(Inode directory);
+  Task<int> pay(InodeId inode, HomeId debtor, std::uint64_t debt);
+  Task<Reply> rename_within(HomeId home, std::string from_name, std::string to_name, std::uint32_t flags);
+  Task<Reply> rename_across(HomeId from, std::string from_name, HomeId to, std::string to_name, std::uint32_t flags);
+  Task<int> check_no_cycle(InodeId moved, InodeId to);
+  Task<int> lock_renames(std::uint64_t owner);
+  Task<int> mark_dying(InodeId directory, Dying dying);
+  Task<std::uint64_t> new_home();                                          // 0: the store did not answer
+  void forget(HomeId home, const char* procedure, std::string arguments);  // send and do not wait
+  void settle_links(const Reply& reply, const std::optional<Inode>& dropped);
+  std::vector<InodeId> held(HomeId home) const { return options_.held ? options_.held(home) : std::vector<InodeId>{}; }
+
+  zht::Client& client_;
+  const base::Clock& clock_;
+  MetadataOptions options_;
+  // Home numbers reserved in the store and not yet given to a directory: the next one, and in the lower bits how many.
+  std::atomic<std::uint64_t> homes_{0};
+};
+
+// The errno for an operation that failed as a whole.
+int errno_of(const zht::Outcome& outcome);
+
+}  // namespace fusionfs

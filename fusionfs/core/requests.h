@@ -1,0 +1,275 @@
+// What a mount asks of a directory shard: one request to one procedure, one reply, one round trip. Each struct lists
+// its fields once; pack() and unpack() follow the list. Requests go to the procedure "fusionfs.<name>" on the home's
+// tag.
+//
+//   auto arguments = pack(CreateRequest{.name = "a", .mode = S_IFREG | 0644, .now = t});
+//   client.submit(Operation::update(tag_of(home), "fusionfs.create", arguments), [](Outcome outcome) {
+//     auto reply = unpack<Reply>(outcome.value);   // reply->error is an errno
+//   });
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fusionfs/core/format.h"
+
+namespace fusionfs {
+
+class Packer {
+ public:
+  explicit Packer(std::string& out) : to_(out) {}
+  template <typename... Fields>
+  void operator()(const Fields&... fields) {
+    (put(fields), ...);
+  }
+
+ private:
+  void put(bool v) { to_.u8(v ? 1 : 0); }
+  void put(std::uint8_t v) { to_.u8(v); }
+  void put(std::uint32_t v) { to_.u32(v); }
+  void put(std::int32_t v) { to_.u32(static_cast<std::uint32_t>(v)); }
+  void put(std::uint64_t v) { to_.u64(v); }
+  void put(std::int64_t v) { to_.u64(static_cast<std::uint64_t>(v)); }
+  void put(InodeId v) { to_.u64(raw(v)); }
+  void put(HomeId v) { to_.u64(raw(v)); }
+  void put(const std::string& v) { to_.str(v); }
+  void put(const Entry& v) { to_.str(encode(v)); }
+  void put(const Inode& v) {
+    to_.u64(raw(v.id));
+    to_.str(encode(v));
+  }
+  void put(const Dying& v) { to_.str(encode(v)); }
+  template <typename T>
+  void put(const std::optional<T>& v) {
+    to_.u8(v ? 1 : 0);
+    if (v) put(*v);
+  }
+  template <typename T>
+  void put(const std::vector<T>& v) {
+    to_.u32(static_cast<std::uint32_t>(v.size()));
+    for (const auto& each : v) put(each);
+  }
+  base::Writer to_;
+};
+
+class Unpacker {
+ public:
+  explicit Unpacker(Bytes in) : from_(in) {}
+  template <typename... Fields>
+  void operator()(Fields&... fields) {
+    (get(fields), ...);
+  }
+  bool done() const { return good_ && from_.done(); }
+
+ private:
+  void get(bool& v) { v = from_.u8() != 0; }
+  void get(std::uint8_t& v) { v = from_.u8(); }
+  void get(std::uint32_t& v) { v = from_.u32(); }
+  void get(std::int32_t& v) { v = static_cast<std::int32_t>(from_.u32()); }
+  void get(std::uint64_t& v) { v = from_.u64(); }
+  void get(std::int64_t& v) { v = static_cast<std::int64_t>(from_.u64()); }
+  void get(InodeId& v) { v = InodeId{from_.u64()}; }
+  void get(HomeId& v) { v = HomeId{from_.u64()}; }
+  void get(std::string& v) { v = from_.str(); }
+  void get(Entry& v) { take(v, decode_entry(from_.str())); }
+  void get(Inode& v) {
+    const InodeId id{from_.u64()};
+    take(v, decode_inode(id, from_.str()));
+  }
+  void get(Dying& v) { take(v, decode_dying(from_.str())); }
+  template <typename T>
+  void get(std::optional<T>& v) {
+    if (from_.u8() != 0) get(v.emplace());
+  }
+  template <typename T>
+  void get(std::vector<T>& v) {
+    const std::uint32_t count = from_.u32();
+    for (std::uint32_t i = 0; i < count && good_ && from_.ok(); ++i) get(v.emplace_back());
+  }
+  template <typename T>
+  void take(T& v, std::optional<T> decoded) {
+    if (decoded)
+      v = std::move(*decoded);
+    else
+      good_ = false;
+  }
+  base::Reader from_;
+  bool good_ = true;
+};
+
+template <typename Message>
+std::string pack(const Message& message) {
+  std::string out;
+  Packer to(out);
+  const_cast<Message&>(message).fields(to);
+  return out;
+}
+template <typename Message>
+std::optional<Message> unpack(Bytes bytes) {
+  Message message;
+  Unpacker from(bytes);
+  message.fields(from);
+  if (!from.done()) return std::nullopt;
+  return message;
+}
+
+// The answer of every procedure. `error` 0: done; else an errno, and nothing was changed. Two errnos are ours:
+//   EAGAIN       `entry` (or `other_entry`) is moving, or a removal is under way in `inode`: settle that, then ask
+//   again EINPROGRESS  the directory `other_entry` would be replaced: mark it dying first, then ask again ESTALE the
+//   directory is being removed; `inode` is its record
+struct Reply {
+  std::int32_t error = 0;
+  std::optional<Entry> entry;        // found, made or removed
+  std::optional<Inode> inode;        // its inode as it is now, when it lives in this home
+  std::optional<Entry> other_entry;  // rename: what was replaced, or stands in the way
+  std::optional<Inode> other;        // its inode as it is now, when it lives in this home
+  bool gone = false;                 // the inode that lost a link was removed with its last: its chunks can go
+  bool done = false;                 // transfers: the move took place
+  std::uint64_t debt = 0;            // a link is to be taken off an inode of another home
+  std::vector<Inode> inodes;
+  template <typename A>
+  void fields(A& a) {
+    a(error, entry, inode, other_entry, other, gone, done, debt, inodes);
+  }
+};
+
+struct NameRequest {  // lookup
+  std::string name;
+  template <typename A>
+  void fields(A& a) {
+    a(name);
+  }
+};
+struct CreateRequest {  // create
+  std::string name;
+  std::uint32_t mode = 0;  // with the type
+  std::uint32_t uid = 0, gid = 0;
+  std::uint64_t device = 0;
+  Nanos now = 0;
+  std::string target;   // of a symlink
+  InodeId directory{};  // of a directory: its number, from a new home
+  template <typename A>
+  void fields(A& a) {
+    a(name, mode, uid, gid, device, now, target, directory);
+  }
+};
+struct UnlinkRequest {  // unlink; remove_directory
+  std::string name;
+  Nanos now = 0;
+  std::vector<InodeId> held;  // open in the mount: keep the inode when its last name goes
+  InodeId directory{};        // remove_directory: only if the name still means this
+  template <typename A>
+  void fields(A& a) {
+    a(name, now, held, directory);
+  }
+};
+inline constexpr std::uint32_t kNoReplace = 1, kExchange = 2;  // as RENAME_NOREPLACE and RENAME_EXCHANGE
+struct RenameRequest {                                         // rename: within one home
+  std::string from, to;
+  std::uint32_t flags = 0;
+  Nanos now = 0;
+  std::vector<InodeId> held;
+  InodeId dying{};  // the directory at `to`, which the caller has marked under `transfer`
+  std::uint64_t transfer = 0;
+  template <typename A>
+  void fields(A& a) {
+    a(from, to, flags, now, held, dying, transfer);
+  }
+};
+struct TransferRequest {  // move_begin, move_end, move_undo in the home left; move_install, move_cancel in the one
+                          // entered
+  std::uint64_t transfer = 0;
+  std::string name;  // in the home asked
+  Nanos now = 0;
+  std::uint32_t flags = 0;
+  HomeId to{};                 // move_begin
+  std::string to_name;         // move_begin
+  std::optional<Entry> entry;  // move_install: what arrives; move_end: what was exchanged for it
+  std::vector<InodeId> held;
+  InodeId dying{};
+  template <typename A>
+  void fields(A& a) {
+    a(transfer, name, now, flags, to, to_name, entry, held, dying);
+  }
+};
+struct LinkRequest {  // link (within one home), promise_link, add_entry, settle_link
+  InodeId inode{};
+  std::string name;
+  std::uint32_t type = 0;
+  Nanos now = 0;
+  std::uint64_t id = 0;  // of the promise
+  HomeId to{};           // promise_link: where the name will be
+  bool undo = false;     // settle_link
+  template <typename A>
+  void fields(A& a) {
+    a(inode, name, type, now, id, to, undo);
+  }
+};
+struct DropRequest {  // pay_debt, reap
+  InodeId inode{};
+  std::uint64_t id = 0;
+  Nanos now = 0;
+  std::vector<InodeId> held;
+  template <typename A>
+  void fields(A& a) {
+    a(inode, id, now, held);
+  }
+};
+struct SetRequest {  // setattr
+  enum Field : std::uint32_t { kMode = 1, kUid = 2, kGid = 4, kSize = 8, kAtime = 16, kMtime = 32, kParent = 64 };
+  InodeId inode{};
+  std::uint32_t fields_set = 0;
+  std::uint32_t mode = 0;  // permission bits only
+  std::uint32_t uid = 0, gid = 0;
+  std::uint64_t size = 0;
+  Nanos atime = 0, mtime = 0;
+  Nanos now = 0;  // ctime
+  InodeId parent{};
+  template <typename A>
+  void fields(A& a) {
+    a(inode, fields_set, mode, uid, gid, size, atime, mtime, now, parent);
+  }
+};
+struct CommitRequest {  // commit: what writing has changed
+  InodeId inode{};
+  std::uint64_t size = 0;  // the file is at least this long now
+  std::uint64_t blocks = 0;
+  Nanos mtime = 0;
+  std::uint64_t store = 0;   // not 0: the content is in this chunk store from now on, no longer inline
+  std::uint64_t offset = 0;  // inline: bytes to put at `offset`
+  std::string bytes;
+  template <typename A>
+  void fields(A& a) {
+    a(inode, size, blocks, mtime, store, offset, bytes);
+  }
+};
+struct AttributeRequest {  // set_attribute, remove_attribute
+  InodeId inode{};
+  std::string name, value;
+  std::uint32_t flags = 0;  // XATTR_CREATE 1, XATTR_REPLACE 2
+  Nanos now = 0;
+  std::optional<std::uint32_t> mode;  // permission bits that an access control list implies
+  template <typename A>
+  void fields(A& a) {
+    a(inode, name, value, flags, now, mode);
+  }
+};
+struct InodesRequest {  // attributes
+  std::vector<InodeId> inodes;
+  template <typename A>
+  void fields(A& a) {
+    a(inodes);
+  }
+};
+struct DirectoryRequest {  // make_directory, mark_dying, unmark_dying, drop_directory, stat_directory
+  std::optional<Inode> inode;
+  std::optional<Dying> dying;
+  template <typename A>
+  void fields(A& a) {
+    a(inode, dying);
+  }
+};
+
+}  // namespace fusionfs

@@ -1,0 +1,122 @@
+// Straight-line code over an asynchronous store: a Task is a coroutine that waits for replies without holding a thread.
+// It goes on, on one of the client's own threads, when the reply is there; so it must not block.
+//
+//   Task<int> twice(zht::Client& client) {
+//     const zht::Outcome first = co_await Call(client, Operation::lookup("a"));
+//     ...
+//   }
+//   start(twice(client), [](int result) { ... });   // or, where a thread may block (fuse/wait.h): wait(twice(client))
+#pragma once
+
+#include <atomic>
+#include <coroutine>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "zht/client.h"
+
+namespace fusionfs {
+
+// A lazily started coroutine with one result and one waiter.
+template <typename T>
+class [[nodiscard]] Task {
+ public:
+  struct promise_type {
+    std::optional<T> value;
+    std::coroutine_handle<> waiter;
+
+    Task get_return_object() { return Task(std::coroutine_handle<promise_type>::from_promise(*this)); }
+    std::suspend_always initial_suspend() noexcept { return {}; }
+    auto final_suspend() noexcept {
+      struct Resume {
+        bool await_ready() noexcept { return false; }
+        std::coroutine_handle<> await_suspend(std::coroutine_handle<promise_type> self) noexcept {
+          return self.promise().waiter;
+        }
+        void await_resume() noexcept {}
+      };
+      return Resume{};
+    }
+    void return_value(T result) { value.emplace(std::move(result)); }
+    void unhandled_exception() { std::terminate(); }
+  };
+
+  explicit Task(std::coroutine_handle<promise_type> handle) : handle_(handle) {}
+  Task(Task&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  Task& operator=(Task&&) = delete;
+  ~Task() {
+    if (handle_) handle_.destroy();
+  }
+
+  bool await_ready() const noexcept { return false; }
+  std::coroutine_handle<> await_suspend(std::coroutine_handle<> waiter) noexcept {
+    handle_.promise().waiter = waiter;
+    return handle_;
+  }
+  T await_resume() { return std::move(*handle_.promise().value); }
+
+ private:
+  std::coroutine_handle<promise_type> handle_;
+};
+
+// One operation, awaited. Begins when constructed, so that several can be under way at once:
+//   Call one(client, a), two(client, b);
+//   auto first = co_await one; auto second = co_await two;
+class Call {
+ public:
+  Call(zht::Client& client, zht::Operation operation, zht::Millis timeout = {}) : state_(std::make_shared<State>()) {
+    client.submit(
+        std::move(operation),
+        [state = state_](zht::Outcome outcome) {
+          state->outcome = std::move(outcome);
+          const int before = state->step.exchange(kReplied, std::memory_order_acq_rel);
+          if (before == kWaiting) state->waiter.resume();
+        },
+        timeout);
+  }
+  bool await_ready() const noexcept { return state_->step.load(std::memory_order_acquire) == kReplied; }
+  bool await_suspend(std::coroutine_handle<> waiter) noexcept {
+    // A copy: once the step is kWaiting the reply may come, the coroutine go on and destroy this object.
+    const std::shared_ptr<State> state = state_;
+    state->waiter = waiter;
+    int expected = kSent;
+    return state->step.compare_exchange_strong(expected, kWaiting, std::memory_order_acq_rel);
+  }
+  zht::Outcome await_resume() { return std::move(state_->outcome); }
+
+ private:
+  static constexpr int kSent = 0, kWaiting = 1, kReplied = 2;
+  struct State {
+    std::atomic<int> step{kSent};
+    std::coroutine_handle<> waiter;
+    zht::Outcome outcome;
+  };
+  std::shared_ptr<State> state_;
+};
+
+namespace detail {
+struct Detached {
+  struct promise_type {
+    Detached get_return_object() { return {}; }
+    std::suspend_never initial_suspend() noexcept { return {}; }
+    std::suspend_never final_suspend() noexcept { return {}; }
+    void return_void() {}
+    void unhandled_exception() { std::terminate(); }
+  };
+};
+template <typename T, typename Then>
+Detached drive(Task<T> task, Then then) {
+  T result = co_await task;
+  then(std::move(result));
+}
+}  // namespace detail
+
+// Runs `task`; `then` gets its result, on this thread when nothing had to be waited for.
+template <typename T, typename Then>
+void start(Task<T> task, Then then) {
+  detail::drive<T, Then>(std::move(task), std::move(then));
+}
+
+}  // namespace fusionfs

@@ -1,0 +1,1121 @@
+#include "fusionfs/fuse/file_system.h"
+
+#include <fcntl.h>
+#include <linux/falloc.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "fusionfs/fuse/wait.h"
+#include "novoht/base/random.h"
+
+namespace fusionfs {
+
+using zht::Operation;
+using zht::Outcome;
+
+namespace {
+
+constexpr std::uint64_t kDot = 1, kDotDot = 2;  // readdir cursors; an entry's is its sequence number + kDotDot
+constexpr std::size_t kAhead = 256;             // inodes fetched at once for readdirplus
+
+int errno_of_local(const base::Error& error) { return error.code == base::Code::no_space ? ENOSPC : EIO; }
+
+}  // namespace
+
+FileSystem::FileSystem(zht::Client& client, const base::Clock& clock, const ChunkStore& chunks,
+                       FileSystemOptions options)
+    : client_(client),
+      clock_(clock),
+      chunks_(chunks),
+      options_(std::move(options)),
+      session_(base::entropy()),
+      metadata_(client, clock,
+                {.held = [this](HomeId home) { return table_.open_in(home); },
+                 .gone = [this](const Inode& inode) { buried(inode); },
+                 .orphaned = [this](const Inode& inode) { orphaned(inode); },
+                 .trouble = [this](const std::string& text) { warn(text); }}) {}
+
+FileSystem::~FileSystem() {
+  {
+    const std::lock_guard lock(jobs_mutex_);
+    stopping_ = true;
+    jobs_changed_.notify_all();
+  }
+  if (background_.joinable()) background_.join();
+}
+
+void FileSystem::end() { under_way_.fetch_sub(1, std::memory_order_acq_rel); }
+
+Task<int> FileSystem::start(std::uint32_t root_mode, std::uint32_t uid, std::uint32_t gid) {
+  Call seen(client_, Operation::lookup(inode_key(kRootInode)));
+  const Outcome root = co_await seen;
+  if (root.code == base::Code::not_found) {
+    Reply made = co_await metadata_.make_root(root_mode, uid, gid);
+    if (made.error != 0) co_return made.error;
+  } else if (!root.ok()) {
+    warn("root: " + root.message);
+    co_return errno_of(root);
+  }
+  Call alive(client_, Operation::insert(session_key(session_), "1", options_.session_life));
+  const Outcome inserted = co_await alive;
+  if (!inserted.ok()) co_return errno_of(inserted);
+  std::string id;
+  base::Writer(id).u64(session_);
+  Call listed(client_, Operation::append(kSessionsKey, id));
+  const Outcome appended = co_await listed;
+  if (!appended.ok()) co_return errno_of(appended);
+  const int error = co_await bury_dead_sessions();
+  background_ = std::thread([this] { run_background(); });
+  co_return error;
+}
+
+// Sessions whose mount has gone: the inodes they kept alive go too.
+Task<int> FileSystem::bury_dead_sessions() {
+  Call call(client_, Operation::lookup(kSessionsKey));
+  const Outcome sessions = co_await call;
+  if (sessions.code == base::Code::not_found) co_return 0;
+  if (!sessions.ok()) co_return errno_of(sessions);
+  base::Reader from(sessions.value);
+  std::string alive;
+  while (from.ok() && from.left() >= 8) {
+    const std::uint64_t session = from.u64();
+    Call look(client_, Operation::lookup(session_key(session), zht::Range::nothing()));
+    const Outcome key = co_await look;
+    if (key.ok() || key.code != base::Code::not_found) {
+      base::Writer(alive).u64(session);
+      continue;
+    }
+    Call orphans_call(client_, Operation::lookup(session_orphans_key(session)));
+    const Outcome orphans = co_await orphans_call;
+    bool all = orphans.ok() || orphans.code == base::Code::not_found;
+    if (orphans.ok()) {
+      base::Reader list(orphans.value);
+      while (list.ok() && list.left() >= 8) {
+        const InodeId id{list.u64()};
+        Reply reaped = co_await metadata_.reap(id);
+        if (reaped.error != 0) all = false;
+      }
+    }
+    if (!all) {
+      base::Writer(alive).u64(session);
+      continue;
+    }
+    Call forget(client_, Operation::remove(session_orphans_key(session), true));
+    co_await forget;
+  }
+  if (alive.size() == sessions.value.size()) co_return 0;
+  // A session that came meanwhile is in the way of the swap: the next mount tries again.
+  Call swap(client_, Operation::cswap(kSessionsKey, zht::Condition::at_version(sessions.version), alive));
+  co_await swap;
+  co_return 0;
+}
+
+int FileSystem::stop() {
+  int first = 0;
+  for (const auto& inode : table_.all()) {
+    const int error = wait(commit_in_turn(inode));
+    if (error != 0) {
+      warn("inode " + std::to_string(raw(inode->id)) + ": writes could not be committed");
+      if (first == 0) first = error;
+    }
+    bool reap = false;
+    {
+      const std::lock_guard lock(inode->mutex);
+      reap = inode->gone && inode->opens > 0;
+    }
+    if (reap) wait(metadata_.reap(inode->id));
+  }
+  const auto deadline = clock_.now() + std::chrono::seconds(60);
+  while (under_way_.load(std::memory_order_acquire) > 0 && clock_.now() < deadline)
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  {
+    const std::lock_guard lock(jobs_mutex_);
+    stopping_ = true;
+    jobs_changed_.notify_all();
+  }
+  if (background_.joinable()) background_.join();
+  if (first == 0) {
+    client_.call(Operation::remove(session_key(session_), true));
+    client_.call(Operation::remove(session_orphans_key(session_), true));
+  }
+  return first;
+}
+
+// Deletes chunks, tells the kernel, keeps the session alive, commits what has been dirty for a while.
+void FileSystem::run_background() {
+  auto beat_at = clock_.now();
+  auto commit_at = clock_.now() + options_.commit_interval;
+  std::unique_lock lock(jobs_mutex_);
+  for (;;) {
+    if (jobs_.empty()) {
+      if (stopping_) return;
+      jobs_changed_.wait_for(lock, std::min(options_.commit_interval, std::chrono::milliseconds(500)));
+    }
+    std::deque<std::function<void()>> todo;
+    todo.swap(jobs_);
+    lock.unlock();
+    for (auto& job : todo) job();
+    const auto now = clock_.now();
+    if (now >= beat_at) {
+      client_.submit(Operation::insert(session_key(session_), "1", options_.session_life), [](Outcome) {});
+      beat_at = now + options_.session_life / 4;
+    }
+    if (now >= commit_at) {
+      std::set<InodeId> dirty;
+      {
+        const std::lock_guard dirty_lock(dirty_mutex_);
+        dirty.swap(dirty_);
+      }
+      for (const InodeId id : dirty) {
+        if (const auto inode = table_.find(id)) {
+          begin();
+          fusionfs::start(commit_in_turn(inode), [this, inode](int error) {
+            if (error != 0) {
+              const std::lock_guard inner(inode->mutex);
+              inode->write_error = error;
+            }
+            end();
+          });
+        }
+      }
+      commit_at = now + options_.commit_interval;
+    }
+    lock.lock();
+  }
+}
+
+void FileSystem::later(std::function<void()> job) {
+  const std::lock_guard lock(jobs_mutex_);
+  jobs_.push_back(std::move(job));
+  jobs_changed_.notify_one();
+}
+
+Inode FileSystem::view(const Inode& record) {
+  Inode copy;
+  copy.id = record.id;
+  copy.flags = record.flags;
+  copy.mode = record.mode;
+  copy.uid = record.uid;
+  copy.gid = record.gid;
+  copy.links = record.links;
+  copy.device = record.device;
+  copy.size = record.size;
+  copy.blocks = record.has(Inode::kInline) ? (record.content.size() + 4095) / 4096 * 8 : record.blocks;
+  copy.atime = record.atime;
+  copy.mtime = record.mtime;
+  copy.ctime = record.ctime;
+  copy.btime = record.btime;
+  copy.store = record.store;
+  copy.parent = record.parent;
+  copy.revision = record.revision;
+  return copy;
+}
+
+bool FileSystem::fresh(const MountedInode& inode) const {
+  if (inode.gone || inode.dirty || inode.in_flight) return true;
+  return inode.known_at != base::Time{} && clock_.now() - inode.known_at < options_.attribute_timeout;
+}
+
+void FileSystem::absorb_locked(MountedInode& inode, const Inode& record, bool our_change) {
+  Inode& mine = inode.record;
+  const bool known = mine.id == record.id && mine.mode != 0;
+  if (known && record.revision < mine.revision) return;  // overtaken by a newer answer
+  if (known && record.revision > mine.revision + (our_change ? 1 : 0) && is_regular(record.mode) &&
+      inode.cached_revision != 0) {
+    inode.cached_revision = 0;
+    if (options_.changed_elsewhere && !our_change) later([this, id = inode.id] { options_.changed_elsewhere(id); });
+  } else if (our_change && inode.cached_revision == mine.revision) {
+    inode.cached_revision = record.revision;
+  }
+  if (known && (inode.dirty || inode.in_flight)) {
+    // What was written here and is not there yet stays.
+    Inode merged = record;
+    merged.size = std::max(record.size, mine.size);
+    merged.mtime = std::max(record.mtime, mine.mtime);
+    merged.ctime = std::max(record.ctime, mine.ctime);
+    if (inode.spilled || !mine.has(Inode::kInline)) {
+      merged.flags = static_cast<std::uint8_t>(merged.flags & ~Inode::kInline);
+      merged.content.clear();
+      merged.store = mine.store;
+      merged.blocks = mine.blocks;
+    } else if (record.has(Inode::kInline)) {
+      if (merged.content.size() < mine.content.size()) merged.content.resize(mine.content.size());
+      if (inode.dirty_to > inode.dirty_from) {
+        merged.content.replace(inode.dirty_from, inode.dirty_to - inode.dirty_from, mine.content, inode.dirty_from,
+                               inode.dirty_to - inode.dirty_from);
+      } else {
+        merged.content = mine.content;
+      }
+    }
+    mine = std::move(merged);
+  } else {
+    mine = record;
+    if (!record.has(Inode::kInline) && record.store == 0) inode.content.reset();
+  }
+  inode.known_at = clock_.now();
+}
+
+Inode FileSystem::absorb(MountedInode& inode, const Inode& record, bool our_change) {
+  const std::lock_guard lock(inode.mutex);
+  absorb_locked(inode, record, our_change);
+  return view(inode.record);
+}
+
+void FileSystem::touch_directory(InodeId directory) {
+  if (const auto inode = table_.find(directory)) {
+    const std::lock_guard lock(inode->mutex);
+    inode->known_at = base::Time{};
+  }
+}
+
+void FileSystem::keep(const Inode& inode) { absorb(*table_.get(inode.id, 1), inode); }
+void FileSystem::forget(InodeId inode, std::uint64_t lookups) { table_.forget(inode, lookups); }
+
+Task<Looked> FileSystem::lookup(InodeId directory, std::string name) {
+  Looked looked;
+  if (name.size() > kMaxName) {
+    looked.error = ENAMETOOLONG;
+    co_return looked;
+  }
+  Reply reply = co_await metadata_.lookup(directory, std::move(name));
+  looked.error = reply.error;
+  if (reply.error == 0) looked.inode = absorb(*table_.get(reply.inode->id, 1), *reply.inode);
+  co_return looked;
+}
+
+Task<int> FileSystem::refresh(std::shared_ptr<MountedInode> inode) {
+  {
+    const std::lock_guard lock(inode->mutex);
+    if (inode->gone) co_return 0;
+  }
+  Reply reply = co_await metadata_.getattr(inode->id);
+  const std::lock_guard lock(inode->mutex);
+  if (reply.error == ENOENT && (inode->gone || inode->opens > 0)) {
+    inode->gone = true;  // removed elsewhere while open here: what is known goes on serving
+    inode->record.links = 0;
+    co_return 0;
+  }
+  if (reply.error == 0) absorb_locked(*inode, *reply.inode, false);
+  co_return reply.error;
+}
+
+Task<Looked> FileSystem::getattr(InodeId id) {
+  const auto inode = table_.get(id, 0);
+  Looked looked;
+  bool ask = false;
+  {
+    const std::lock_guard lock(inode->mutex);
+    ask = !fresh(*inode);
+    if (!ask) looked.inode = view(inode->record);
+  }
+  if (ask) {
+    looked.error = co_await refresh(inode);
+    if (looked.error == 0) {
+      const std::lock_guard lock(inode->mutex);
+      looked.inode = view(inode->record);
+    }
+  }
+  co_return looked;
+}
+
+Task<Looked> FileSystem::setattr(SetRequest request) {
+  const auto inode = table_.get(request.inode, 0);
+  Looked looked;
+  if (options_.read_only) {
+    looked.error = EROFS;
+    co_return looked;
+  }
+  {
+    const std::lock_guard lock(inode->mutex);
+    if (inode->gone && inode->record.mode != 0 && (request.fields_set & SetRequest::kSize) == 0) {
+      // Without a name; kept by this mount alone.
+      Inode& record = inode->record;
+      if ((request.fields_set & SetRequest::kMode) != 0)
+        record.mode = (record.mode & kTypeMask) | (request.mode & 07777);
+      if ((request.fields_set & SetRequest::kUid) != 0) record.uid = request.uid;
+      if ((request.fields_set & SetRequest::kGid) != 0) record.gid = request.gid;
+      if ((request.fields_set & SetRequest::kAtime) != 0) record.atime = request.atime;
+      if ((request.fields_set & SetRequest::kMtime) != 0) record.mtime = request.mtime;
+      record.ctime = metadata_.now();
+      looked.inode = view(record);
+      co_return looked;
+    }
+  }
+  co_await inode->changing.take();
+  if ((request.fields_set & SetRequest::kSize) != 0) {
+    looked = co_await truncate(inode, request);
+  } else {
+    // A commit that arrived later would bring back its own mtime.
+    looked.error = co_await commit(inode);
+    if (looked.error == 0) {
+      Reply reply = co_await metadata_.setattr(request);
+      looked.error = reply.error;
+      if (reply.error == 0) looked.inode = absorb(*inode, *reply.inode, true);
+    }
+  }
+  inode->changing.give();
+  co_return looked;
+}
+
+// `changing` is held.
+Task<Looked> FileSystem::truncate(std::shared_ptr<MountedInode> inode, SetRequest request) {
+  Looked looked;
+  if (request.size > kMaxFileSize) {
+    looked.error = EFBIG;
+    co_return looked;
+  }
+  looked.error = co_await commit(inode);
+  if (looked.error != 0) co_return looked;
+  std::uint64_t old_size = 0, store = 0;
+  bool gone = false, known = false;
+  {
+    const std::lock_guard lock(inode->mutex);
+    known = inode->record.mode != 0 && inode->known_at != base::Time{};
+    gone = inode->gone;
+  }
+  if (!known && !gone) {
+    looked.error = co_await refresh(inode);
+    if (looked.error != 0) co_return looked;
+  }
+  {
+    const std::lock_guard lock(inode->mutex);
+    old_size = inode->record.size;
+    store = inode->record.store;
+  }
+  if (store != 0 && store != chunks_.identity()) {
+    warn("inode " + std::to_string(raw(inode->id)) + ": its chunks are in store " + std::to_string(store) +
+         ", not on this node");
+    looked.error = EIO;
+    co_return looked;
+  }
+  // The record first: after a crash in between, what is left in the chunks lies past the end and is cut by the next
+  // writer.
+  if (!gone) {
+    Reply reply = co_await metadata_.setattr(request);
+    if (reply.error == ENOENT) {
+      gone = true;
+    } else if (reply.error != 0) {
+      looked.error = reply.error;
+      co_return looked;
+    } else {
+      looked.inode = absorb(*inode, *reply.inode, true);
+    }
+  }
+  const std::lock_guard lock(inode->mutex);
+  if (gone) {
+    inode->record.size = request.size;
+    if (inode->record.content.size() > request.size) inode->record.content.resize(request.size);
+    inode->record.mtime = inode->record.ctime = metadata_.now();
+    looked.inode = view(inode->record);
+  }
+  if (store != 0 && request.size < old_size) {
+    if (inode->record.has(Inode::kInline)) {
+      // Truncated to nothing: small again until it grows.
+      inode->content.reset();
+      const auto done = chunks_.remove(inode->id, old_size);
+      if (!done) warn(done.error().message);
+    } else {
+      const auto done = content_of(*inode)->truncate(request.size, old_size);
+      if (!done) {
+        warn(done.error().message);
+        looked.error = errno_of_local(done.error());
+      }
+      if (inode->opens == 0) inode->content.reset();
+    }
+  }
+  co_return looked;
+}
+
+std::shared_ptr<Content> FileSystem::content_of(MountedInode& inode) {
+  if (!inode.content) inode.content = std::make_shared<Content>(chunks_, inode.id);
+  return inode.content;
+}
+
+Task<Looked> FileSystem::make(InodeId directory, CreateRequest request) {
+  Looked looked;
+  if (request.name.size() > kMaxName) looked.error = ENAMETOOLONG;
+  if (options_.read_only) looked.error = EROFS;
+  if (request.target.size() > 4095) looked.error = ENAMETOOLONG;
+  if (looked.error != 0) co_return looked;
+  Reply reply;
+  if (is_directory(request.mode)) {
+    const auto parent = table_.get(directory, 0);
+    Inode seen;
+    {
+      const std::lock_guard lock(parent->mutex);
+      seen = view(parent->record);
+    }
+    reply = co_await metadata_.make_directory(directory, std::move(request), seen);
+  } else {
+    reply = co_await metadata_.create(directory, std::move(request));
+  }
+  looked.error = reply.error;
+  if (reply.error != 0) co_return looked;
+  touch_directory(directory);
+  looked.inode = absorb(*table_.get(reply.inode->id, 1), *reply.inode);
+  co_return looked;
+}
+
+Task<Opened> FileSystem::create(InodeId directory, std::string name, std::uint32_t mode, std::uint32_t uid,
+                                std::uint32_t gid, int flags) {
+  Opened opened;
+  if (name.size() > kMaxName) opened.error = ENAMETOOLONG;
+  if (options_.read_only) opened.error = EROFS;
+  if (opened.error != 0) co_return opened;
+  CreateRequest request;
+  request.name = name;
+  request.mode = S_IFREG | (mode & 07777);
+  request.uid = uid;
+  request.gid = gid;
+  Reply reply = co_await metadata_.create(directory, std::move(request));
+  if (reply.error == EEXIST && (flags & O_EXCL) == 0) {
+    // It came into being since the kernel looked: open it.
+    Looked looked = co_await lookup(directory, name);
+    opened.error = looked.error;
+    if (looked.error == 0 && !is_regular(looked.inode.mode))
+      opened.error = is_directory(looked.inode.mode) ? EISDIR : EEXIST;
+    if (opened.error == 0) opened = co_await open(looked.inode.id, flags & ~(O_CREAT | O_EXCL));
+    if (looked.error == 0 && opened.error != 0) forget(looked.inode.id, 1);
+    co_return opened;
+  }
+  opened.error = reply.error;
+  if (reply.error != 0) co_return opened;
+  touch_directory(directory);
+  const auto inode = table_.get(reply.inode->id, 1);
+  table_.opened(inode->id);
+  const std::lock_guard lock(inode->mutex);
+  inode->opens += 1;
+  absorb_locked(*inode, *reply.inode, false);
+  inode->cached_revision = inode->record.revision;
+  opened.inode = view(inode->record);
+  co_return opened;
+}
+
+Task<Looked> FileSystem::link(InodeId id, InodeId directory, std::string name) {
+  Looked looked;
+  if (name.size() > kMaxName) looked.error = ENAMETOOLONG;
+  if (options_.read_only) looked.error = EROFS;
+  if (looked.error != 0) co_return looked;
+  looked = co_await getattr(id);
+  if (looked.error != 0) co_return looked;
+  if (is_directory(looked.inode.mode)) {
+    looked.error = EPERM;
+    co_return looked;
+  }
+  Reply reply = co_await metadata_.link(id, looked.inode.mode & kTypeMask, directory, std::move(name));
+  looked.error = reply.error;
+  if (reply.error != 0) co_return looked;
+  touch_directory(directory);
+  looked.inode = absorb(*table_.get(id, 1), *reply.inode, true);
+  co_return looked;
+}
+
+// An inode's last name went, and so did the inode.
+void FileSystem::buried(const Inode& inode) {
+  std::shared_ptr<Content> content;
+  if (const auto known = table_.find(inode.id)) {
+    const std::lock_guard lock(known->mutex);
+    known->gone = true;
+    known->record.links = 0;
+    known->record.ctime = std::max(known->record.ctime, inode.ctime);
+    known->dirty = false;
+    content = std::move(known->content);
+    known->content.reset();
+  }
+  const std::uint64_t size = inode.size;
+  if (inode.store == chunks_.identity() || content) {
+    later([this, id = inode.id, size, content] {
+      const auto done = chunks_.remove(id, size);
+      if (!done) warn(done.error().message);
+    });
+  } else if (inode.store != 0) {
+    warn("inode " + std::to_string(raw(inode.id)) + ": its chunks are on another node and left to fsck there");
+  }
+}
+
+// The last name went while the file is open here.
+void FileSystem::orphaned(const Inode& inode) {
+  bool open = false;
+  if (const auto known = table_.find(inode.id)) {
+    const std::lock_guard lock(known->mutex);
+    known->gone = true;
+    known->record.links = 0;
+    known->record.ctime = std::max(known->record.ctime, inode.ctime);
+    open = known->opens > 0;
+  }
+  begin();
+  if (!open) {
+    fusionfs::start(metadata_.reap(inode.id), [this](Reply) { end(); });
+    return;
+  }
+  std::string id;
+  base::Writer(id).u64(raw(inode.id));
+  client_.submit(Operation::append(session_orphans_key(session_), id), [this](Outcome) { end(); });
+}
+
+Task<int> FileSystem::unlink(InodeId directory, std::string name) {
+  if (options_.read_only) co_return EROFS;
+  Reply reply = co_await metadata_.unlink(directory, std::move(name));
+  if (reply.error != 0) co_return reply.error;
+  touch_directory(directory);
+  if (reply.inode && reply.inode->links > 0) {
+    if (const auto known = table_.find(reply.inode->id)) absorb(*known, *reply.inode, true);
+  } else if (!reply.inode) {
+    touch_directory(reply.entry->inode);  // its links changed in another home
+  }
+  co_return 0;
+}
+
+Task<int> FileSystem::remove_directory(InodeId directory, std::string name) {
+  if (options_.read_only) co_return EROFS;
+  Reply reply = co_await metadata_.remove_directory(directory, std::move(name));
+  if (reply.error != 0) co_return reply.error;
+  touch_directory(directory);
+  if (const auto known = table_.find(reply.entry->inode)) {
+    const std::lock_guard lock(known->mutex);
+    known->gone = true;
+    known->record.links = 0;
+    known->record.ctime = metadata_.now();
+  }
+  co_return 0;
+}
+
+Task<int> FileSystem::rename(InodeId from, std::string from_name, InodeId to, std::string to_name,
+                             std::uint32_t flags) {
+  if (options_.read_only) co_return EROFS;
+  if (to_name.size() > kMaxName) co_return ENAMETOOLONG;
+  Reply reply = co_await metadata_.rename(from, std::move(from_name), to, std::move(to_name), flags);
+  if (reply.error != 0) co_return reply.error;
+  touch_directory(from);
+  touch_directory(to);
+  if (reply.entry) {
+    if (reply.inode) {
+      if (const auto known = table_.find(reply.inode->id)) absorb(*known, *reply.inode, true);
+    } else {
+      touch_directory(reply.entry->inode);
+    }
+  }
+  if (reply.other_entry && (!reply.entry || reply.other_entry->inode != reply.entry->inode)) {
+    const auto known = table_.find(reply.other_entry->inode);
+    if (known && is_directory(reply.other_entry->type) && (flags & kExchange) == 0) {
+      const std::lock_guard lock(known->mutex);
+      known->gone = true;
+      known->record.links = 0;
+    } else if (known && reply.other && reply.other->links > 0) {
+      absorb(*known, *reply.other, true);
+    } else if (known && !reply.other) {
+      touch_directory(reply.other_entry->inode);
+    }
+  }
+  co_return 0;
+}
+
+Task<TextReply> FileSystem::read_link(InodeId id) {
+  const auto inode = table_.get(id, 0);
+  TextReply reply;
+  bool ask = false;
+  {
+    const std::lock_guard lock(inode->mutex);
+    ask = inode->record.mode == 0;  // a target never changes
+  }
+  if (ask) reply.error = co_await refresh(inode);
+  const std::lock_guard lock(inode->mutex);
+  if (reply.error == 0 && !is_symlink(inode->record.mode)) reply.error = EINVAL;
+  if (reply.error == 0) reply.text = inode->record.content;
+  co_return reply;
+}
+
+Task<Opened> FileSystem::open(InodeId id, int flags) {
+  Opened opened;
+  const bool writes = (flags & O_ACCMODE) != O_RDONLY;
+  if (options_.read_only && (writes || (flags & O_TRUNC) != 0)) {
+    opened.error = EROFS;
+    co_return opened;
+  }
+  const auto inode = table_.get(id, 0);
+  {
+    const std::lock_guard lock(inode->mutex);
+    inode->opens += 1;
+  }
+  table_.opened(id);
+  opened.error = co_await refresh(inode);
+  if (opened.error == 0 && (flags & O_TRUNC) != 0) {
+    SetRequest request;
+    request.inode = id;
+    request.fields_set = SetRequest::kSize;
+    request.size = 0;
+    co_await inode->changing.take();
+    Looked truncated = co_await truncate(inode, request);
+    inode->changing.give();
+    opened.error = truncated.error;
+  }
+  if (opened.error != 0) {
+    co_await release(id);
+    co_return opened;
+  }
+  const std::lock_guard lock(inode->mutex);
+  opened.keep_cache = inode->cached_revision != 0 && inode->cached_revision == inode->record.revision;
+  inode->cached_revision = inode->record.revision;
+  opened.inode = view(inode->record);
+  co_return opened;
+}
+
+void FileSystem::mark_dirty_locked(MountedInode& inode) {
+  if (inode.dirty) return;
+  inode.dirty = true;
+  const std::lock_guard lock(dirty_mutex_);
+  dirty_.insert(inode.id);
+}
+
+// Moves inline content to chunks. The record says so with the next commit.
+int FileSystem::spill_locked(MountedInode& inode) {
+  const auto content = content_of(inode);
+  auto done = content->begin_writing(0);
+  if (done && !inode.record.content.empty()) done = content->write(0, inode.record.content);
+  if (!done) {
+    warn(done.error().message);
+    return errno_of_local(done.error());
+  }
+  inode.record.flags = static_cast<std::uint8_t>(inode.record.flags & ~Inode::kInline);
+  inode.record.content.clear();
+  inode.record.store = chunks_.identity();
+  inode.spilled = true;
+  inode.dirty_from = inode.dirty_to = 0;
+  return 0;
+}
+
+int FileSystem::write(InodeId id, std::uint64_t offset, base::Bytes bytes) {
+  const auto inode = table_.find(id);
+  if (!inode) return EBADF;
+  if (offset > kMaxFileSize || bytes.size() > kMaxFileSize - offset) return EFBIG;
+  if (bytes.empty()) return 0;
+  const std::uint64_t end = offset + bytes.size();
+  const Nanos now = metadata_.now();
+  std::shared_ptr<Content> content;
+  {
+    const std::lock_guard lock(inode->mutex);
+    Inode& record = inode->record;
+    if (record.mode == 0) return EBADF;
+    if (record.has(Inode::kInline) && end <= kMaxInline) {
+      if (record.content.size() < end) record.content.resize(end);
+      std::copy(bytes.begin(), bytes.end(), record.content.begin() + static_cast<std::ptrdiff_t>(offset));
+      if (inode->dirty_to == inode->dirty_from) {
+        inode->dirty_from = offset;
+        inode->dirty_to = end;
+      } else {
+        inode->dirty_from = std::min(inode->dirty_from, offset);
+        inode->dirty_to = std::max(inode->dirty_to, end);
+      }
+      record.size = std::max(record.size, end);
+      record.mtime = record.ctime = std::max(record.mtime, now);
+      mark_dirty_locked(*inode);
+      return 0;
+    }
+    if (record.has(Inode::kInline)) {
+      if (const int error = spill_locked(*inode); error != 0) return error;
+    }
+    if (record.store != 0 && record.store != chunks_.identity()) {
+      warn("inode " + std::to_string(raw(id)) + ": its chunks are in store " + std::to_string(record.store) +
+           ", not on this node");
+      return EIO;
+    }
+    content = content_of(*inode);
+    if (!inode->spilled) {
+      const auto begun = content->begin_writing(record.size);
+      if (!begun) {
+        warn(begun.error().message);
+        return errno_of_local(begun.error());
+      }
+    }
+    record.store = chunks_.identity();
+  }
+  const auto done = content->write(offset, bytes);
+  const std::lock_guard lock(inode->mutex);
+  if (!done) {
+    warn(done.error().message);
+    return errno_of_local(done.error());
+  }
+  inode->record.size = std::max(inode->record.size, end);
+  inode->record.mtime = inode->record.ctime = std::max(inode->record.mtime, now);
+  mark_dirty_locked(*inode);
+  return 0;
+}
+
+int FileSystem::read(InodeId id, std::uint64_t offset, char* to, std::size_t size, std::size_t& got) {
+  got = 0;
+  const auto inode = table_.find(id);
+  if (!inode) return EBADF;
+  std::shared_ptr<Content> content;
+  {
+    const std::lock_guard lock(inode->mutex);
+    const Inode& record = inode->record;
+    if (offset >= record.size) return 0;
+    size = static_cast<std::size_t>(std::min<std::uint64_t>(size, record.size - offset));
+    if (record.has(Inode::kInline) || record.store == 0) {
+      std::size_t have = 0;
+      if (offset < record.content.size()) have = record.content.copy(to, size, offset);
+      std::fill(to + have, to + size, '\0');
+      got = size;
+      return 0;
+    }
+    if (record.store != chunks_.identity()) {
+      warn("inode " + std::to_string(raw(id)) + ": its chunks are in store " + std::to_string(record.store) +
+           ", not on this node");
+      return EIO;
+    }
+    content = content_of(*inode);
+  }
+  const auto done = content->read(offset, to, size);
+  if (!done) {
+    warn(done.error().message);
+    return errno_of_local(done.error());
+  }
+  got = size;
+  return 0;
+}
+
+Task<int> FileSystem::commit_in_turn(std::shared_ptr<MountedInode> inode) {
+  {
+    const std::lock_guard lock(inode->mutex);
+    if (!inode->dirty && !inode->in_flight) co_return std::exchange(inode->write_error, 0);
+  }
+  co_await inode->changing.take();
+  const int error = co_await commit(inode);
+  inode->changing.give();
+  co_return error;
+}
+
+// `changing` is held.
+Task<int> FileSystem::commit(std::shared_ptr<MountedInode> inode) {
+  for (int round = 0; round < 3; ++round) {
+    CommitRequest request;
+    std::uint64_t from = 0, to = 0;
+    bool spilled = false;
+    {
+      const std::lock_guard lock(inode->mutex);
+      if (!inode->dirty) co_return std::exchange(inode->write_error, 0);
+      inode->dirty = false;
+      if (inode->gone) co_return 0;  // nobody else will ever see it
+      const Inode& record = inode->record;
+      request.inode = inode->id;
+      request.size = record.size;
+      request.mtime = record.mtime;
+      if (record.has(Inode::kInline)) {
+        from = inode->dirty_from;
+        to = inode->dirty_to;
+        request.offset = from;
+        request.bytes = record.content.substr(from, to - from);
+      } else {
+        request.store = record.store;
+        inode->record.blocks = request.blocks = inode->content ? inode->content->blocks(record.size) : record.blocks;
+      }
+      spilled = inode->spilled;
+      inode->in_flight = true;
+    }
+    Reply reply = co_await metadata_.commit(std::move(request));
+    const std::lock_guard lock(inode->mutex);
+    inode->in_flight = false;
+    if (reply.error == 0) {
+      if (spilled) inode->spilled = false;
+      if (!inode->dirty) inode->dirty_from = inode->dirty_to = 0;
+      absorb_locked(*inode, *reply.inode, true);
+      co_return 0;
+    }
+    if (reply.error == ENOENT) {
+      inode->gone = true;
+      inode->record.links = 0;
+      co_return 0;
+    }
+    mark_dirty_locked(*inode);
+    if (reply.error != EMEDIUMTYPE) co_return reply.error;
+    // Another mount has moved the content to chunks meanwhile: ours goes there too.
+    if (reply.inode->store != chunks_.identity()) co_return EIO;
+    const std::string mine = inode->record.content;
+    const std::uint64_t mine_size = inode->record.size;
+    inode->record.flags = static_cast<std::uint8_t>(inode->record.flags & ~Inode::kInline);
+    inode->record.content.clear();
+    inode->record.store = chunks_.identity();
+    inode->record.size = std::max(mine_size, reply.inode->size);
+    const auto content = content_of(*inode);
+    auto done = content->begin_writing(reply.inode->size);
+    if (done) done = content->write(from, base::Bytes(mine).substr(from, to - from));
+    inode->dirty_from = inode->dirty_to = 0;
+    if (!done) {
+      warn(done.error().message);
+      co_return errno_of_local(done.error());
+    }
+  }
+  co_return EIO;
+}
+
+Task<int> FileSystem::flush(InodeId id) {
+  const auto inode = table_.find(id);
+  if (!inode) co_return 0;
+  const int error = co_await commit_in_turn(inode);
+  co_return error;
+}
+
+Task<int> FileSystem::sync(InodeId id) {
+  const auto inode = table_.find(id);
+  if (!inode) co_return EBADF;
+  std::shared_ptr<Content> content;
+  {
+    const std::lock_guard lock(inode->mutex);
+    content = inode->content;
+  }
+  if (content) {
+    const auto done = content->sync();
+    if (!done) {
+      warn(done.error().message);
+      co_return errno_of_local(done.error());
+    }
+  }
+  const int error = co_await commit_in_turn(inode);
+  co_return error;
+}
+
+Task<int> FileSystem::sync_directory(InodeId) { co_return 0; }  // every change of a name was acknowledged by the store
+
+Task<int> FileSystem::release(InodeId id) {
+  const auto inode = table_.find(id);
+  if (!inode) co_return EBADF;
+  int error = co_await commit_in_turn(inode);
+  bool last = false, reap = false;
+  {
+    const std::lock_guard lock(inode->mutex);
+    inode->opens -= inode->opens > 0 ? 1 : 0;
+    last = inode->opens == 0;
+    reap = last && inode->gone;
+    if (last && !inode->dirty && !inode->in_flight && !inode->gone) inode->content.reset();
+  }
+  if (last) table_.closed(id);
+  if (reap) {
+    std::shared_ptr<Content> content;
+    std::uint64_t size = 0;
+    {
+      const std::lock_guard lock(inode->mutex);
+      content = std::move(inode->content);
+      inode->content.reset();
+      size = inode->record.size;
+    }
+    co_await metadata_.reap(id);
+    if (content) {  // chunks that the store never heard of
+      later([this, id, size, content] {
+        const auto done = chunks_.remove(id, size);
+        if (!done) warn(done.error().message);
+      });
+    }
+  }
+  table_.trim(id);
+  co_return error;
+}
+
+Task<int> FileSystem::allocate(InodeId id, int mode, std::uint64_t offset, std::uint64_t size) {
+  if (options_.read_only) co_return EROFS;
+  const bool keep_size = (mode & FALLOC_FL_KEEP_SIZE) != 0;
+  const bool punch = (mode & FALLOC_FL_PUNCH_HOLE) != 0, zero = (mode & FALLOC_FL_ZERO_RANGE) != 0;
+  if ((mode & ~(FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE | FALLOC_FL_ZERO_RANGE)) != 0) co_return EOPNOTSUPP;
+  if (size == 0) co_return EINVAL;
+  if (offset > kMaxFileSize || size > kMaxFileSize - offset) co_return EFBIG;
+  const auto inode = table_.find(id);
+  if (!inode) co_return EBADF;
+  const Nanos now = metadata_.now();
+  const std::lock_guard lock(inode->mutex);
+  Inode& record = inode->record;
+  const std::uint64_t end = offset + size;
+  if (record.has(Inode::kInline) && !punch && !zero && end <= kMaxInline) {
+    // Room in the record is always there.
+  } else if (record.has(Inode::kInline) && (punch || zero) && (end <= kMaxInline || keep_size || punch)) {
+    if (offset < record.content.size()) {
+      const std::uint64_t part = std::min<std::uint64_t>(size, record.content.size() - offset);
+      std::fill_n(record.content.begin() + static_cast<std::ptrdiff_t>(offset), part, '\0');
+      inode->dirty_from = inode->dirty_to == inode->dirty_from ? offset : std::min(inode->dirty_from, offset);
+      inode->dirty_to = std::max(inode->dirty_to, offset + part);
+    }
+  } else {
+    if (record.has(Inode::kInline)) {
+      if (const int error = spill_locked(*inode); error != 0) co_return error;
+    }
+    if (record.store != 0 && record.store != chunks_.identity()) co_return EIO;
+    const auto content = content_of(*inode);
+    base::Result<void> done;
+    if (!inode->spilled) done = content->begin_writing(record.size);
+    record.store = chunks_.identity();
+    if (done && (punch || zero)) done = content->punch(offset, size);
+    if (done && !punch) {
+      // Past the end nothing may be allocated that a later, longer file would be cut by: only what lies within.
+      const std::uint64_t until = keep_size ? std::min(end, record.size) : end;
+      if (until > offset) done = content->allocate(offset, until - offset);
+    }
+    if (!done) {
+      warn(done.error().message);
+      co_return errno_of_local(done.error());
+    }
+  }
+  if (!keep_size && !punch) record.size = std::max(record.size, end);
+  record.mtime = record.ctime = std::max(record.mtime, now);
+  mark_dirty_locked(*inode);
+  co_return 0;
+}
+
+int FileSystem::seek(InodeId id, std::uint64_t offset, bool data, std::uint64_t& found) {
+  const auto inode = table_.find(id);
+  if (!inode) return EBADF;
+  const std::lock_guard lock(inode->mutex);
+  const Inode& record = inode->record;
+  if (offset >= record.size) return ENXIO;
+  if (record.has(Inode::kInline) || record.store == 0) {
+    if (offset >= record.content.size() && data) return ENXIO;
+    found = data ? offset : std::max<std::uint64_t>(offset, record.content.size());
+    return 0;
+  }
+  if (record.store != chunks_.identity()) return EIO;
+  const auto at = content_of(*inode)->seek(offset, record.size, data);
+  if (!at) return errno_of_local(at.error());
+  if (data && *at >= record.size) return ENXIO;
+  found = *at;
+  return 0;
+}
+
+Task<DirectoryPage> FileSystem::read_directory(std::shared_ptr<OpenDirectory> directory, std::uint64_t cursor,
+                                               std::size_t most, bool attributes) {
+  DirectoryPage page;
+  if (!directory->loaded || cursor == 0) {
+    Metadata::ListReply listed = co_await metadata_.list(directory->id, std::move(directory->listing));
+    if (listed.error == ENOENT) listed.error = 0;  // removed while open: empty
+    directory->listing = std::move(listed.listing);
+    directory->loaded = listed.error == 0;
+    directory->ahead.clear();
+    page.error = listed.error;
+    if (page.error != 0) co_return page;
+  }
+  if (cursor < kDot) {
+    DirectoryEntry dot;
+    dot.name = ".";
+    dot.inode = directory->id;
+    dot.type = S_IFDIR;
+    dot.next = kDot;
+    page.entries.push_back(std::move(dot));
+  }
+  if (cursor < kDotDot && page.entries.size() < most) {
+    DirectoryEntry up;
+    up.name = "..";
+    up.inode = directory->id;
+    if (const auto known = table_.find(directory->id)) {
+      const std::lock_guard lock(known->mutex);
+      if (known->record.parent != InodeId{}) up.inode = known->record.parent;
+    }
+    up.type = S_IFDIR;
+    up.next = kDotDot;
+    page.entries.push_back(std::move(up));
+  }
+  const std::uint64_t after = cursor > kDotDot ? cursor - kDotDot : 0;
+  auto at = directory->listing.names.upper_bound(after);
+  const HomeId home = home_of(directory->id);
+  while (at != directory->listing.names.end() && page.entries.size() < most) {
+    const auto& [sequence, name] = *at;
+    DirectoryEntry entry;
+    entry.name = name.name;
+    entry.inode = name.inode;
+    entry.type = name.type;
+    entry.next = sequence + kDotDot;
+    // Directories and files that moved here live in other homes: the kernel looks those up when it needs to.
+    if (attributes && home_of(name.inode) == home) {
+      if (clock_.now() - directory->ahead_at > options_.attribute_timeout) directory->ahead.clear();
+      auto found = directory->ahead.find(raw(name.inode));
+      if (found == directory->ahead.end()) {
+        std::vector<InodeId> wanted;
+        for (auto next = at; next != directory->listing.names.end() && wanted.size() < kAhead; ++next) {
+          if (home_of(next->second.inode) == home) wanted.push_back(next->second.inode);
+        }
+        const base::Time asked = clock_.now();
+        Reply reply = co_await metadata_.inodes(home, std::move(wanted));
+        if (reply.error != 0) {
+          if (page.entries.empty()) page.error = reply.error;
+          co_return page;
+        }
+        directory->ahead.clear();
+        directory->ahead_at = asked;
+        for (auto& inode : reply.inodes) directory->ahead.emplace(raw(inode.id), std::move(inode));
+        found = directory->ahead.find(raw(name.inode));
+        if (found == directory->ahead.end()) directory->ahead.emplace(raw(name.inode), Inode{});  // it went since
+        found = directory->ahead.find(raw(name.inode));
+      }
+      if (found->second.mode != 0) {
+        entry.has_attributes = true;
+        entry.attributes = found->second;
+      }
+    }
+    page.entries.push_back(std::move(entry));
+    ++at;
+  }
+  co_return page;
+}
+
+Task<int> FileSystem::set_attribute(InodeId id, std::string name, std::string value, std::uint32_t flags,
+                                    std::optional<std::uint32_t> mode) {
+  if (options_.read_only) co_return EROFS;
+  if (value.size() > kMaxAttributeValue) co_return E2BIG;
+  const auto inode = table_.get(id, 0);
+  AttributeRequest request;
+  request.inode = id;
+  request.name = std::move(name);
+  request.value = std::move(value);
+  request.flags = flags;
+  request.mode = mode;
+  Reply reply = co_await metadata_.set_attribute(std::move(request), false);
+  if (reply.error == 0) absorb(*inode, *reply.inode, true);
+  co_return reply.error;
+}
+
+Task<int> FileSystem::remove_attribute(InodeId id, std::string name) {
+  if (options_.read_only) co_return EROFS;
+  const auto inode = table_.get(id, 0);
+  AttributeRequest request;
+  request.inode = id;
+  request.name = std::move(name);
+  Reply reply = co_await metadata_.set_attribute(std::move(request), true);
+  if (reply.error == 0) absorb(*inode, *reply.inode, true);
+  co_return reply.error;
+}
+
+Task<TextReply> FileSystem::get_attribute(InodeId id, std::string name) {
+  TextReply text;
+  const Looked looked = co_await getattr(id);
+  text.error = looked.error;
+  if (text.error == 0 && !looked.inode.has(Inode::kHasAttributes)) text.error = ENODATA;
+  if (text.error != 0) co_return text;
+  Metadata::AttributesReply reply = co_await metadata_.get_attributes(id);
+  text.error = reply.error != 0 ? reply.error : ENODATA;
+  for (auto& [each, value] : reply.attributes) {
+    if (each != name) continue;
+    text.error = 0;
+    text.text = std::move(value);
+  }
+  co_return text;
+}
+
+Task<TextReply> FileSystem::list_attributes(InodeId id) {
+  TextReply text;
+  const Looked looked = co_await getattr(id);
+  text.error = looked.error;
+  if (text.error != 0 || !looked.inode.has(Inode::kHasAttributes)) co_return text;
+  Metadata::AttributesReply reply = co_await metadata_.get_attributes(id);
+  text.error = reply.error;
+  for (auto& [each, value] : reply.attributes) {
+    text.text += each;
+    text.text += '\0';
+  }
+  co_return text;
+}
+
+int FileSystem::statistics(struct statvfs& to) const {
+  if (::statvfs(chunks_.folder().c_str(), &to) != 0) return errno;
+  to.f_namemax = kMaxName;
+  to.f_fsid = 0;
+  return 0;
+}
+
+}  // namespace fusionfs

@@ -1,0 +1,174 @@
+// What one mount does: POSIX operations on inode numbers, over Metadata (names and inodes, in the store) and ChunkStore
+// (contents, on this node). Knows nothing of libfuse, so that a test can drive it directly.
+//
+//   FileSystem files(client, clock, chunks, {});
+//   wait(files.start());
+//   auto made = wait(files.create(kRootInode, "a", 0644, uid, gid, O_CREAT | O_RDWR));
+//   files.write(made.inode.id, 0, "hello");
+//   wait(files.release(made.inode.id));           // committed: any other mount that opens it reads "hello"
+//
+// Tasks go on on the client's threads; read(), write(), allocate() and seek() touch local files and return at once.
+// Coherence: an open asks the store (close-to-open); attributes are believed for `attribute_timeout`. A write lies in
+// its chunk before the record that makes it visible is committed. Any thread.
+#pragma once
+
+#include <sys/statvfs.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <string>
+#include <thread>
+
+#include "fusionfs/core/metadata.h"
+#include "fusionfs/fuse/inodes.h"
+
+namespace fusionfs {
+
+struct FileSystemOptions {
+  std::chrono::milliseconds attribute_timeout{1000};
+  std::chrono::milliseconds commit_interval{2000};  // uncommitted writes of files still open
+  std::chrono::milliseconds session_life{30'000};
+  bool read_only = false;
+  // The page cache of this inode shows what is no longer so. Called on a thread of its own.
+  std::function<void(InodeId)> changed_elsewhere;
+  std::function<void(const std::string&)> warn;  // something an operator should read
+};
+
+struct Looked {
+  int error = 0;
+  Inode inode;  // without its content
+};
+struct Opened {
+  int error = 0;
+  Inode inode;
+  bool keep_cache = false;
+};
+struct TextReply {
+  int error = 0;
+  std::string text;
+};
+
+// An open directory. One call at a time.
+struct OpenDirectory {
+  InodeId id{};
+  bool loaded = false;
+  Listing listing;
+  std::unordered_map<std::uint64_t, Inode> ahead;  // inodes fetched for entries soon to be returned
+  base::Time ahead_at{};
+};
+struct DirectoryEntry {
+  std::string name;
+  InodeId inode{};
+  std::uint32_t type = 0;
+  std::uint64_t next = 0;       // cursor to go on after this entry
+  bool has_attributes = false;  // readdirplus: `attributes` are known
+  Inode attributes;
+};
+struct DirectoryPage {
+  int error = 0;
+  std::vector<DirectoryEntry> entries;  // empty: that was all
+};
+
+class FileSystem {
+ public:
+  FileSystem(zht::Client& client, const base::Clock& clock, const ChunkStore& chunks, FileSystemOptions options);
+  ~FileSystem();  // stop() first
+  FileSystem(const FileSystem&) = delete;
+  FileSystem& operator=(const FileSystem&) = delete;
+
+  // Makes the root when there is none, opens a session, buries what dead sessions left. 0, or an errno.
+  Task<int> start(std::uint32_t root_mode, std::uint32_t uid, std::uint32_t gid);
+  // Commits everything, ends the session, waits for what is under way. 0, or the errno of a commit that failed.
+  int stop();
+
+  // Each inode returned by lookup, make, create, link (and readdirplus through keep()) is one more reference to
+  // forget().
+  Task<Looked> lookup(InodeId directory, std::string name);
+  void keep(const Inode& inode);
+  void forget(InodeId inode, std::uint64_t lookups);
+
+  Task<Looked> getattr(InodeId inode);
+  Task<Looked> setattr(SetRequest request);
+  Task<Looked> make(InodeId directory, CreateRequest request);  // any type; a regular file too (mknod)
+  Task<Opened> create(InodeId directory, std::string name, std::uint32_t mode, std::uint32_t uid, std::uint32_t gid,
+                      int flags);
+  Task<Looked> link(InodeId inode, InodeId directory, std::string name);
+  Task<int> unlink(InodeId directory, std::string name);
+  Task<int> remove_directory(InodeId directory, std::string name);
+  Task<int> rename(InodeId from, std::string from_name, InodeId to, std::string to_name, std::uint32_t flags);
+  Task<TextReply> read_link(InodeId inode);
+
+  Task<Opened> open(InodeId inode, int flags);
+  Task<int> flush(InodeId inode);
+  Task<int> sync(InodeId inode);  // blocks on the chunk files' sync first, then commits
+  Task<int> release(InodeId inode);
+  // Puts up to `size` bytes in `to`; `got` less at the end of the file.
+  int read(InodeId inode, std::uint64_t offset, char* to, std::size_t size, std::size_t& got);
+  int write(InodeId inode, std::uint64_t offset, base::Bytes bytes);
+  Task<int> allocate(InodeId inode, int mode, std::uint64_t offset, std::uint64_t size);
+  int seek(InodeId inode, std::uint64_t offset, bool data, std::uint64_t& found);
+
+  Task<DirectoryPage> read_directory(std::shared_ptr<OpenDirectory> directory, std::uint64_t cursor, std::size_t most,
+                                     bool attributes);
+  Task<int> sync_directory(InodeId inode);
+
+  Task<int> set_attribute(InodeId inode, std::string name, std::string value, std::uint32_t flags,
+                          std::optional<std::uint32_t> mode);
+  Task<TextReply> get_attribute(InodeId inode, std::string name);
+  Task<TextReply> list_attributes(InodeId inode);  // names, each ended by a zero byte
+  Task<int> remove_attribute(InodeId inode, std::string name);
+
+  int statistics(struct statvfs& to) const;
+  std::uint64_t session() const { return session_; }
+  InodeTable& table() { return table_; }
+  Metadata& metadata() { return metadata_; }
+
+  // Counts a task under way, so that stop() waits for it.
+  void begin() { under_way_.fetch_add(1, std::memory_order_relaxed); }
+  void end();
+
+ private:
+  bool fresh(const MountedInode& inode) const;  // inode.mutex is held
+  // Merges what the store said into what this mount knows. inode.mutex is held.
+  void absorb_locked(MountedInode& inode, const Inode& record, bool our_change);
+  Inode absorb(MountedInode& inode, const Inode& record, bool our_change = false);
+  static Inode view(const Inode& record);   // without content
+  void touch_directory(InodeId directory);  // its times have changed
+  Task<int> commit_in_turn(std::shared_ptr<MountedInode> inode);
+  Task<int> commit(std::shared_ptr<MountedInode> inode);
+  Task<Looked> truncate(std::shared_ptr<MountedInode> inode, SetRequest request);
+  Task<int> refresh(std::shared_ptr<MountedInode> inode);
+  int spill_locked(MountedInode& inode);                     // inode.mutex is held
+  std::shared_ptr<Content> content_of(MountedInode& inode);  // inode.mutex is held
+  void buried(const Inode& inode);
+  void orphaned(const Inode& inode);
+  void mark_dirty_locked(MountedInode& inode);
+  Task<int> bury_dead_sessions();
+  void warn(const std::string& text) const {
+    if (options_.warn) options_.warn(text);
+  }
+  void later(std::function<void()> job);
+  void run_background();
+
+  zht::Client& client_;
+  const base::Clock& clock_;
+  const ChunkStore& chunks_;
+  const FileSystemOptions options_;
+  const std::uint64_t session_;
+  InodeTable table_;
+  Metadata metadata_;
+
+  std::atomic<std::int64_t> under_way_{0};
+  std::mutex dirty_mutex_;
+  std::set<InodeId> dirty_;  // guarded by dirty_mutex_
+
+  std::mutex jobs_mutex_;
+  std::condition_variable jobs_changed_;
+  std::deque<std::function<void()>> jobs_;  // guarded by jobs_mutex_
+  bool stopping_ = false;                   // guarded by jobs_mutex_
+  std::thread background_;
+};
+
+}  // namespace fusionfs

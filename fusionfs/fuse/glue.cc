@@ -1,0 +1,524 @@
+#define FUSE_USE_VERSION 314
+#include "fusionfs/fuse/glue.h"
+
+#include <fcntl.h>
+#include <fuse3/fuse_lowlevel.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace fusionfs {
+namespace {
+
+Glue& glue_of(fuse_req_t request) { return *static_cast<Glue*>(fuse_req_userdata(request)); }
+FileSystem& files_of(fuse_req_t request) { return glue_of(request).files; }
+InodeId inode_of(fuse_ino_t number) { return InodeId{number}; }
+
+// Runs a task for a request and answers with `reply` wherever the task ends.
+template <typename T, typename Reply>
+void serve(fuse_req_t request, Task<T> task, Reply reply) {
+  FileSystem& files = files_of(request);
+  files.begin();
+  start(std::move(task), [&files, request, reply = std::move(reply)](T result) mutable {
+    reply(request, result);
+    files.end();
+  });
+}
+
+void answer_error(fuse_req_t request, int error) { fuse_reply_err(request, error); }
+
+struct stat to_stat(const Inode& inode) {
+  struct stat status {};
+  status.st_ino = raw(inode.id);
+  status.st_mode = inode.mode;
+  status.st_nlink = inode.links;
+  status.st_uid = inode.uid;
+  status.st_gid = inode.gid;
+  status.st_rdev = static_cast<dev_t>(inode.device);
+  status.st_size = static_cast<off_t>(inode.size);
+  status.st_blksize = 65536;
+  status.st_blocks = static_cast<blkcnt_t>(inode.blocks);
+  const auto time = [](Nanos nanos) {
+    Nanos seconds = nanos / 1'000'000'000, rest = nanos % 1'000'000'000;
+    if (rest < 0) {
+      rest += 1'000'000'000;
+      --seconds;
+    }
+    return timespec{static_cast<time_t>(seconds), static_cast<long>(rest)};
+  };
+  status.st_atim = time(inode.atime);
+  status.st_mtim = time(inode.mtime);
+  status.st_ctim = time(inode.ctime);
+  return status;
+}
+
+Nanos to_nanos(const timespec& time) { return Nanos{time.tv_sec} * 1'000'000'000 + time.tv_nsec; }
+
+fuse_entry_param to_entry(const Glue& glue, const Inode& inode) {
+  fuse_entry_param entry{};
+  entry.ino = raw(inode.id);
+  entry.attr = to_stat(inode);
+  entry.attr_timeout = glue.options.attribute_timeout;
+  entry.entry_timeout = glue.options.entry_timeout;
+  return entry;
+}
+
+// The kernel did not take the answer (the caller was interrupted): it does not hold the reference either.
+void reply_looked(fuse_req_t request, const Looked& looked) {
+  if (looked.error != 0) return answer_error(request, looked.error);
+  const Glue& glue = glue_of(request);
+  FileSystem& files = glue.files;
+  const fuse_entry_param entry = to_entry(glue, looked.inode);
+  if (fuse_reply_entry(request, &entry) != 0) files.forget(looked.inode.id, 1);
+}
+
+void reply_attributes(fuse_req_t request, const Looked& looked) {
+  if (looked.error != 0) return answer_error(request, looked.error);
+  const struct stat status = to_stat(looked.inode);
+  fuse_reply_attr(request, &status, glue_of(request).options.attribute_timeout);
+}
+
+void on_init(void* userdata, fuse_conn_info* connection) {
+  const Glue& glue = *static_cast<Glue*>(userdata);
+  const auto want = [&](unsigned capability) {
+    if ((connection->capable & capability) != 0) connection->want |= capability;
+  };
+  const auto refuse = [&](unsigned capability) { connection->want &= ~capability; };
+  want(FUSE_CAP_ASYNC_READ);
+  want(FUSE_CAP_ATOMIC_O_TRUNC);
+  want(FUSE_CAP_PARALLEL_DIROPS);
+  want(FUSE_CAP_READDIRPLUS);
+  want(FUSE_CAP_READDIRPLUS_AUTO);
+  want(FUSE_CAP_ASYNC_DIO);
+  want(FUSE_CAP_CACHE_SYMLINKS);
+  // The page cache is dropped when another mount has changed a file, not whenever our own write moves its mtime.
+  want(FUSE_CAP_EXPLICIT_INVAL_DATA);
+  refuse(FUSE_CAP_AUTO_INVAL_DATA);
+  refuse(FUSE_CAP_SPLICE_READ);
+  refuse(FUSE_CAP_HANDLE_KILLPRIV);
+  refuse(FUSE_CAP_POSIX_LOCKS);
+  refuse(FUSE_CAP_FLOCK_LOCKS);
+  if (glue.options.writeback) want(FUSE_CAP_WRITEBACK_CACHE);
+  if (glue.options.access_lists) want(FUSE_CAP_POSIX_ACL);
+  connection->max_write = 1u << 20;
+  connection->max_readahead = 1u << 20;
+  connection->max_background = glue.options.max_background;
+  connection->congestion_threshold = glue.options.max_background * 3 / 4;
+  connection->time_gran = 1;
+}
+
+void on_lookup(fuse_req_t request, fuse_ino_t parent, const char* name) {
+  serve(request, files_of(request).lookup(inode_of(parent), name), reply_looked);
+}
+
+void on_forget(fuse_req_t request, fuse_ino_t inode, std::uint64_t count) {
+  files_of(request).forget(inode_of(inode), count);
+  fuse_reply_none(request);
+}
+
+void on_forget_multi(fuse_req_t request, std::size_t count, fuse_forget_data* forgets) {
+  for (std::size_t i = 0; i < count; ++i) files_of(request).forget(inode_of(forgets[i].ino), forgets[i].nlookup);
+  fuse_reply_none(request);
+}
+
+void on_getattr(fuse_req_t request, fuse_ino_t inode, fuse_file_info*) {
+  serve(request, files_of(request).getattr(inode_of(inode)), reply_attributes);
+}
+
+void on_setattr(fuse_req_t request, fuse_ino_t inode, struct stat* status, int to_set, fuse_file_info*) {
+  FileSystem& files = files_of(request);
+  SetRequest set;
+  set.inode = inode_of(inode);
+  const Nanos now = files.metadata().now();
+  if ((to_set & FUSE_SET_ATTR_MODE) != 0) {
+    set.fields_set |= SetRequest::kMode;
+    set.mode = status->st_mode & 07777;
+  }
+  if ((to_set & FUSE_SET_ATTR_UID) != 0) {
+    set.fields_set |= SetRequest::kUid;
+    set.uid = status->st_uid;
+  }
+  if ((to_set & FUSE_SET_ATTR_GID) != 0) {
+    set.fields_set |= SetRequest::kGid;
+    set.gid = status->st_gid;
+  }
+  if ((to_set & FUSE_SET_ATTR_SIZE) != 0) {
+    set.fields_set |= SetRequest::kSize;
+    set.size = static_cast<std::uint64_t>(status->st_size);
+  }
+  if ((to_set & (FUSE_SET_ATTR_ATIME | FUSE_SET_ATTR_ATIME_NOW)) != 0) {
+    set.fields_set |= SetRequest::kAtime;
+    set.atime = (to_set & FUSE_SET_ATTR_ATIME_NOW) != 0 ? now : to_nanos(status->st_atim);
+  }
+  if ((to_set & (FUSE_SET_ATTR_MTIME | FUSE_SET_ATTR_MTIME_NOW)) != 0) {
+    set.fields_set |= SetRequest::kMtime;
+    set.mtime = (to_set & FUSE_SET_ATTR_MTIME_NOW) != 0 ? now : to_nanos(status->st_mtim);
+  }
+  set.now = now;
+  serve(request, files.setattr(set), reply_attributes);
+}
+
+void on_readlink(fuse_req_t request, fuse_ino_t inode) {
+  serve(request, files_of(request).read_link(inode_of(inode)), [](fuse_req_t to, const TextReply& reply) {
+    if (reply.error != 0)
+      answer_error(to, reply.error);
+    else
+      fuse_reply_readlink(to, reply.text.c_str());
+  });
+}
+
+CreateRequest creation(fuse_req_t request, const char* name, mode_t mode) {
+  CreateRequest create;
+  create.name = name;
+  create.mode = mode;
+  create.uid = fuse_req_ctx(request)->uid;
+  create.gid = fuse_req_ctx(request)->gid;
+  return create;
+}
+
+void on_mknod(fuse_req_t request, fuse_ino_t parent, const char* name, mode_t mode, dev_t device) {
+  CreateRequest create = creation(request, name, (mode & S_IFMT) == 0 ? mode | S_IFREG : mode);
+  create.device = device;
+  serve(request, files_of(request).make(inode_of(parent), std::move(create)), reply_looked);
+}
+
+void on_mkdir(fuse_req_t request, fuse_ino_t parent, const char* name, mode_t mode) {
+  serve(request, files_of(request).make(inode_of(parent), creation(request, name, (mode & 07777) | S_IFDIR)),
+        reply_looked);
+}
+
+void on_symlink(fuse_req_t request, const char* target, fuse_ino_t parent, const char* name) {
+  CreateRequest create = creation(request, name, S_IFLNK | 0777);
+  create.target = target;
+  serve(request, files_of(request).make(inode_of(parent), std::move(create)), reply_looked);
+}
+
+void on_unlink(fuse_req_t request, fuse_ino_t parent, const char* name) {
+  serve(request, files_of(request).unlink(inode_of(parent), name), answer_error);
+}
+
+void on_rmdir(fuse_req_t request, fuse_ino_t parent, const char* name) {
+  serve(request, files_of(request).remove_directory(inode_of(parent), name), answer_error);
+}
+
+void on_rename(fuse_req_t request, fuse_ino_t from, const char* name, fuse_ino_t to, const char* new_name,
+               unsigned flags) {
+  if ((flags & ~(kNoReplace | kExchange)) != 0) return answer_error(request, EINVAL);
+  serve(request, files_of(request).rename(inode_of(from), name, inode_of(to), new_name, flags), answer_error);
+}
+
+void on_link(fuse_req_t request, fuse_ino_t inode, fuse_ino_t parent, const char* name) {
+  serve(request, files_of(request).link(inode_of(inode), inode_of(parent), name), reply_looked);
+}
+
+void on_open(fuse_req_t request, fuse_ino_t inode, fuse_file_info* info) {
+  fuse_file_info file = *info;
+  serve(request, files_of(request).open(inode_of(inode), info->flags),
+        [file, inode](fuse_req_t to, const Opened& opened) mutable {
+          if (opened.error != 0) return answer_error(to, opened.error);
+          file.keep_cache = opened.keep_cache ? 1 : 0;
+          file.noflush = (file.flags & O_ACCMODE) == O_RDONLY ? 1 : 0;  // nothing to commit
+          FileSystem& files = files_of(to);
+          if (fuse_reply_open(to, &file) != 0) start(files.release(inode_of(inode)), [](int) {});
+        });
+}
+
+void on_create(fuse_req_t request, fuse_ino_t parent, const char* name, mode_t mode, fuse_file_info* info) {
+  fuse_file_info file = *info;
+  const auto* caller = fuse_req_ctx(request);
+  serve(request, files_of(request).create(inode_of(parent), name, mode, caller->uid, caller->gid, info->flags),
+        [file](fuse_req_t to, const Opened& opened) mutable {
+          if (opened.error != 0) return answer_error(to, opened.error);
+          const Glue& glue = glue_of(to);
+          FileSystem& files = glue.files;
+          const fuse_entry_param entry = to_entry(glue, opened.inode);
+          file.keep_cache = opened.keep_cache ? 1 : 0;
+          if (fuse_reply_create(to, &entry, &file) != 0) {
+            const InodeId id = opened.inode.id;
+            start(files.release(id), [&files, id](int) { files.forget(id, 1); });
+          }
+        });
+}
+
+// One buffer for each thread that reads; a request asks for 1 MiB at most.
+void on_read(fuse_req_t request, fuse_ino_t inode, std::size_t size, off_t offset, fuse_file_info*) {
+  thread_local std::vector<char> buffer;
+  if (buffer.size() < size) buffer.resize(size);
+  std::size_t got = 0;
+  const int error =
+      files_of(request).read(inode_of(inode), static_cast<std::uint64_t>(offset), buffer.data(), size, got);
+  if (error != 0)
+    answer_error(request, error);
+  else
+    fuse_reply_buf(request, buffer.data(), got);
+}
+
+void on_write(fuse_req_t request, fuse_ino_t inode, const char* bytes, std::size_t size, off_t offset,
+              fuse_file_info*) {
+  const int error =
+      files_of(request).write(inode_of(inode), static_cast<std::uint64_t>(offset), base::Bytes(bytes, size));
+  if (error != 0)
+    answer_error(request, error);
+  else
+    fuse_reply_write(request, size);
+}
+
+void on_flush(fuse_req_t request, fuse_ino_t inode, fuse_file_info*) {
+  serve(request, files_of(request).flush(inode_of(inode)), answer_error);
+}
+
+void on_release(fuse_req_t request, fuse_ino_t inode, fuse_file_info*) {
+  serve(request, files_of(request).release(inode_of(inode)), answer_error);
+}
+
+void on_fsync(fuse_req_t request, fuse_ino_t inode, int, fuse_file_info*) {
+  serve(request, files_of(request).sync(inode_of(inode)), answer_error);
+}
+
+using Directory = std::shared_ptr<OpenDirectory>;
+
+void on_opendir(fuse_req_t request, fuse_ino_t inode, fuse_file_info* info) {
+  auto* handle = new Directory(std::make_shared<OpenDirectory>());
+  (*handle)->id = inode_of(inode);
+  info->fh = reinterpret_cast<std::uint64_t>(handle);
+  if (fuse_reply_open(request, info) != 0) delete handle;
+}
+
+void on_releasedir(fuse_req_t request, fuse_ino_t, fuse_file_info* info) {
+  delete reinterpret_cast<Directory*>(info->fh);
+  answer_error(request, 0);
+}
+
+void read_directory(fuse_req_t request, std::size_t size, off_t offset, fuse_file_info* info, bool plus) {
+  const Directory directory = *reinterpret_cast<Directory*>(info->fh);
+  const std::size_t smallest = plus ? 160 : 32;  // bytes an entry takes at least
+  serve(request,
+        files_of(request).read_directory(directory, static_cast<std::uint64_t>(offset), size / smallest + 1, plus),
+        [size, plus](fuse_req_t to, const DirectoryPage& page) {
+          if (page.error != 0) return answer_error(to, page.error);
+          const Glue& glue = glue_of(to);
+          FileSystem& files = glue.files;
+          std::string buffer(size, '\0');
+          std::size_t used = 0;
+          std::vector<InodeId> kept;
+          for (const DirectoryEntry& each : page.entries) {
+            std::size_t need = 0;
+            if (plus) {
+              fuse_entry_param entry{};
+              const bool named = each.has_attributes;
+              if (named) {
+                entry = to_entry(glue, each.attributes);
+              } else {
+                entry.attr.st_ino = raw(each.inode);
+                entry.attr.st_mode = each.type;
+              }
+              need = fuse_add_direntry_plus(to, buffer.data() + used, size - used, each.name.c_str(), &entry,
+                                            static_cast<off_t>(each.next));
+              if (need > size - used) break;
+              if (named) {
+                files.keep(each.attributes);
+                kept.push_back(each.inode);
+              }
+            } else {
+              struct stat status {};
+              status.st_ino = raw(each.inode);
+              status.st_mode = each.type;
+              need = fuse_add_direntry(to, buffer.data() + used, size - used, each.name.c_str(), &status,
+                                       static_cast<off_t>(each.next));
+              if (need > size - used) break;
+            }
+            used += need;
+          }
+          if (fuse_reply_buf(to, buffer.data(), used) != 0) {
+            for (const InodeId id : kept) files.forget(id, 1);
+          }
+        });
+}
+
+void on_readdir(fuse_req_t request, fuse_ino_t, std::size_t size, off_t offset, fuse_file_info* info) {
+  read_directory(request, size, offset, info, false);
+}
+void on_readdirplus(fuse_req_t request, fuse_ino_t, std::size_t size, off_t offset, fuse_file_info* info) {
+  read_directory(request, size, offset, info, true);
+}
+
+void on_fsyncdir(fuse_req_t request, fuse_ino_t inode, int, fuse_file_info*) {
+  serve(request, files_of(request).sync_directory(inode_of(inode)), answer_error);
+}
+
+void on_statfs(fuse_req_t request, fuse_ino_t) {
+  struct statvfs status {};
+  const int error = files_of(request).statistics(status);
+  if (error != 0)
+    answer_error(request, error);
+  else
+    fuse_reply_statfs(request, &status);
+}
+
+// The permission bits that an access control list implies: its owner, mask (or group) and other entries.
+std::optional<std::uint32_t> mode_of_access_list(const std::string& bytes, std::uint32_t mode) {
+  constexpr std::size_t kHeader = 4, kEntry = 8;
+  if (bytes.size() < kHeader || (bytes.size() - kHeader) % kEntry != 0) return std::nullopt;
+  std::optional<std::uint32_t> group, mask;
+  for (std::size_t at = kHeader; at < bytes.size(); at += kEntry) {
+    const auto tag = base::load<std::uint16_t>(bytes.data() + at);
+    const std::uint32_t bits = base::load<std::uint16_t>(bytes.data() + at + 2) & 7u;
+    if (tag == 0x01) mode = (mode & ~0700u) | bits << 6;
+    if (tag == 0x04) group = bits;
+    if (tag == 0x10) mask = bits;
+    if (tag == 0x20) mode = (mode & ~07u) | bits;
+  }
+  if (mask)
+    mode = (mode & ~070u) | *mask << 3;
+  else if (group)
+    mode = (mode & ~070u) | *group << 3;
+  return mode & 07777;
+}
+
+Task<int> set_access_list(FileSystem& files, InodeId inode, std::string name, std::string value, std::uint32_t flags) {
+  const Looked looked = co_await files.getattr(inode);
+  if (looked.error != 0) co_return looked.error;
+  const auto mode = mode_of_access_list(value, looked.inode.mode);
+  if (!mode) co_return EINVAL;
+  const int error = co_await files.set_attribute(inode, std::move(name), std::move(value), flags, mode);
+  co_return error;
+}
+
+void on_setxattr(fuse_req_t request, fuse_ino_t inode, const char* name, const char* value, std::size_t size,
+                 int flags) {
+  FileSystem& files = files_of(request);
+  if (std::strlen(name) > kMaxName) return answer_error(request, ERANGE);
+  const std::string_view attribute(name);
+  if (attribute.starts_with("system.posix_acl_") && !glue_of(request).options.access_lists)
+    return answer_error(request, EOPNOTSUPP);
+  if (attribute == "system.posix_acl_access") {
+    serve(request,
+          set_access_list(files, inode_of(inode), name, std::string(value, size), static_cast<std::uint32_t>(flags)),
+          answer_error);
+    return;
+  }
+  serve(request,
+        files.set_attribute(inode_of(inode), name, std::string(value, size), static_cast<std::uint32_t>(flags),
+                            std::nullopt),
+        answer_error);
+}
+
+void reply_text(fuse_req_t request, const TextReply& reply, std::size_t size) {
+  if (reply.error != 0)
+    answer_error(request, reply.error);
+  else if (size == 0)
+    fuse_reply_xattr(request, reply.text.size());
+  else if (reply.text.size() > size)
+    answer_error(request, ERANGE);
+  else
+    fuse_reply_buf(request, reply.text.data(), reply.text.size());
+}
+
+void on_getxattr(fuse_req_t request, fuse_ino_t inode, const char* name, std::size_t size) {
+  if (std::string_view(name).starts_with("system.posix_acl_") && !glue_of(request).options.access_lists)
+    return answer_error(request, EOPNOTSUPP);
+  serve(request, files_of(request).get_attribute(inode_of(inode), name),
+        [size](fuse_req_t to, const TextReply& reply) { reply_text(to, reply, size); });
+}
+
+void on_listxattr(fuse_req_t request, fuse_ino_t inode, std::size_t size) {
+  serve(request, files_of(request).list_attributes(inode_of(inode)),
+        [size](fuse_req_t to, const TextReply& reply) { reply_text(to, reply, size); });
+}
+
+void on_removexattr(fuse_req_t request, fuse_ino_t inode, const char* name) {
+  serve(request, files_of(request).remove_attribute(inode_of(inode), name), answer_error);
+}
+
+void on_fallocate(fuse_req_t request, fuse_ino_t inode, int mode, off_t offset, off_t size, fuse_file_info*) {
+  if (offset < 0 || size <= 0) return answer_error(request, EINVAL);
+  serve(request,
+        files_of(request).allocate(inode_of(inode), mode, static_cast<std::uint64_t>(offset),
+                                   static_cast<std::uint64_t>(size)),
+        answer_error);
+}
+
+void on_lseek(fuse_req_t request, fuse_ino_t inode, off_t offset, int whence, fuse_file_info*) {
+  if (whence != SEEK_DATA && whence != SEEK_HOLE) return answer_error(request, EINVAL);
+  if (offset < 0) return answer_error(request, ENXIO);
+  std::uint64_t found = 0;
+  const int error =
+      files_of(request).seek(inode_of(inode), static_cast<std::uint64_t>(offset), whence == SEEK_DATA, found);
+  if (error != 0)
+    answer_error(request, error);
+  else
+    fuse_reply_lseek(request, static_cast<off_t>(found));
+}
+
+void on_copy_file_range(fuse_req_t request, fuse_ino_t from, off_t from_offset, fuse_file_info*, fuse_ino_t to,
+                        off_t to_offset, fuse_file_info*, std::size_t size, int flags) {
+  if (flags != 0 || from_offset < 0 || to_offset < 0) return answer_error(request, EINVAL);
+  FileSystem& files = files_of(request);
+  constexpr std::size_t kPiece = std::size_t{1} << 20,
+                        kMost = std::size_t{64} << 20;  // of one answer: the caller goes on
+  thread_local std::vector<char> buffer(kPiece);
+  std::size_t copied = 0;
+  int error = 0;
+  while (copied < std::min(size, kMost)) {
+    std::size_t got = 0;
+    const std::size_t piece = std::min(kPiece, std::min(size, kMost) - copied);
+    error = files.read(inode_of(from), static_cast<std::uint64_t>(from_offset) + copied, buffer.data(), piece, got);
+    if (error != 0 || got == 0) break;
+    error = files.write(inode_of(to), static_cast<std::uint64_t>(to_offset) + copied, base::Bytes(buffer.data(), got));
+    if (error != 0) break;
+    copied += got;
+  }
+  if (error != 0 && copied == 0)
+    answer_error(request, error);
+  else
+    fuse_reply_write(request, copied);
+}
+
+}  // namespace
+
+const fuse_lowlevel_ops& fuse_operations() {
+  static const fuse_lowlevel_ops operations = [] {
+    fuse_lowlevel_ops ops{};
+    ops.init = on_init;
+    ops.lookup = on_lookup;
+    ops.forget = on_forget;
+    ops.forget_multi = on_forget_multi;
+    ops.getattr = on_getattr;
+    ops.setattr = on_setattr;
+    ops.readlink = on_readlink;
+    ops.mknod = on_mknod;
+    ops.mkdir = on_mkdir;
+    ops.symlink = on_symlink;
+    ops.unlink = on_unlink;
+    ops.rmdir = on_rmdir;
+    ops.rename = on_rename;
+    ops.link = on_link;
+    ops.open = on_open;
+    ops.create = on_create;
+    ops.read = on_read;
+    ops.write = on_write;
+    ops.flush = on_flush;
+    ops.release = on_release;
+    ops.fsync = on_fsync;
+    ops.opendir = on_opendir;
+    ops.readdir = on_readdir;
+    ops.readdirplus = on_readdirplus;
+    ops.releasedir = on_releasedir;
+    ops.fsyncdir = on_fsyncdir;
+    ops.statfs = on_statfs;
+    ops.setxattr = on_setxattr;
+    ops.getxattr = on_getxattr;
+    ops.listxattr = on_listxattr;
+    ops.removexattr = on_removexattr;
+    ops.fallocate = on_fallocate;
+    ops.lseek = on_lseek;
+    ops.copy_file_range = on_copy_file_range;
+    return ops;
+  }();
+  return operations;
+}
+
+}  // namespace fusionfs

@@ -1,0 +1,27 @@
+// The kernel's requests, as libfuse's low-level interface hands them over, given to a FileSystem. Most replies are sent
+// from the thread on which the store's answer arrived; the thread that read the request has long gone on to the next.
+#pragma once
+
+#include "fusionfs/fuse/file_system.h"
+
+struct fuse_lowlevel_ops;
+
+namespace fusionfs {
+
+struct GlueOptions {
+  double entry_timeout = 1.0;  // seconds the kernel believes a name
+  double attribute_timeout = 1.0;
+  bool access_lists = false;  // POSIX ACLs, enforced by the kernel
+  bool writeback = false;     // the kernel gathers writes; O_APPEND from two nodes at once is then not atomic
+  std::uint32_t max_background = 64;
+};
+
+// The userdata of the session: lives as long as it.
+struct Glue {
+  FileSystem& files;
+  GlueOptions options;
+};
+
+const fuse_lowlevel_ops& fuse_operations();
+
+}  // namespace fusionfs

@@ -1,0 +1,110 @@
+// The inodes that the kernel, or an open file, knows in this mount, with what this mount knows about them: the last
+// record seen and when, what was written and not yet committed, and the open chunks.
+#pragma once
+
+#include <array>
+#include <coroutine>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <unordered_map>
+#include <vector>
+
+#include "fusionfs/core/format.h"
+#include "fusionfs/data/chunk_store.h"
+#include "novoht/base/clock.h"
+
+namespace fusionfs {
+
+// A mutex for coroutines: waiting holds no thread. First come, first served.
+//   co_await turn.take(); ... turn.give();
+class Turn {
+ public:
+  struct Wait {
+    Turn& turn;
+    bool await_ready() const noexcept { return false; }
+    bool await_suspend(std::coroutine_handle<> waiter) {
+      const std::lock_guard lock(turn.mutex_);
+      if (!turn.taken_) {
+        turn.taken_ = true;
+        return false;
+      }
+      turn.waiting_.push_back(waiter);
+      return true;
+    }
+    void await_resume() const noexcept {}
+  };
+  Wait take() { return Wait{*this}; }
+  void give() {
+    std::coroutine_handle<> next;
+    {
+      const std::lock_guard lock(mutex_);
+      if (waiting_.empty()) {
+        taken_ = false;
+        return;
+      }
+      next = waiting_.front();
+      waiting_.pop_front();
+    }
+    next.resume();
+  }
+
+ private:
+  std::mutex mutex_;
+  bool taken_ = false;                           // guarded by mutex_
+  std::deque<std::coroutine_handle<>> waiting_;  // guarded by mutex_
+};
+
+// Members below `mutex` are guarded by it; it is held briefly and never while waiting for the store.
+struct MountedInode {
+  explicit MountedInode(InodeId inode) : id(inode) {}
+  const InodeId id;
+  std::uint64_t lookups = 0;  // the kernel's references. Guarded by the table
+
+  Turn changing;  // held across a commit or a truncation: these must reach the store in order
+
+  std::mutex mutex;
+  Inode record;                       // as this mount sees it: uncommitted writes included
+  base::Time known_at{};              // when the store last said so; zero: never, or out of date
+  std::uint64_t cached_revision = 0;  // what the kernel's page cache shows
+  std::uint32_t opens = 0;
+  bool gone = false;                           // no name leads here any more
+  bool dirty = false;                          // size, mtime or content to commit
+  bool in_flight = false;                      // a commit was sent and not yet answered
+  bool spilled = false;                        // was inline, is in chunks now, and the store does not know yet
+  std::uint64_t dirty_from = 0, dirty_to = 0;  // inline bytes to commit
+  int write_error = 0;                         // of a commit in the background: told once
+  std::shared_ptr<Content> content;            // when there are chunks, or will be
+};
+
+class InodeTable {
+ public:
+  std::shared_ptr<MountedInode> find(InodeId inode) const;                       // nothing: unknown
+  std::shared_ptr<MountedInode> get(InodeId inode, std::uint64_t more_lookups);  // made when absent
+  void forget(InodeId inode, std::uint64_t lookups);
+  // Takes it out when neither the kernel nor a file refers to it.
+  void trim(InodeId inode);
+  // Which inodes of a home are open in this mount.
+  void opened(InodeId inode);
+  void closed(InodeId inode);
+  std::vector<InodeId> open_in(HomeId home) const;
+  std::vector<std::shared_ptr<MountedInode>> all() const;
+  std::size_t size() const;
+
+ private:
+  struct Slice {
+    mutable std::mutex mutex;
+    std::unordered_map<std::uint64_t, std::shared_ptr<MountedInode>> inodes;  // guarded by mutex
+  };
+  Slice& slice(InodeId inode) { return slices_[(raw(inode) ^ raw(inode) >> kCounterBits) % slices_.size()]; }
+  const Slice& slice(InodeId inode) const {
+    return slices_[(raw(inode) ^ raw(inode) >> kCounterBits) % slices_.size()];
+  }
+  std::array<Slice, 64> slices_;
+  mutable std::mutex mutex_;
+  std::unordered_map<std::uint64_t, std::set<InodeId>> open_;  // by home. Guarded by mutex_
+};
+
+}  // namespace fusionfs

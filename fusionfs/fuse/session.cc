@@ -1,0 +1,312 @@
+#define FUSE_USE_VERSION 314
+#include "fusionfs/fuse/session.h"
+
+#include <dirent.h>
+#include <fuse3/fuse_lowlevel.h>
+#include <signal.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+
+#include "fusionfs/fuse/glue.h"
+#include "fusionfs/fuse/wait.h"
+#include "zht/support/log.h"
+#include "zht/support/process.h"
+
+namespace fusionfs {
+
+using base::Code;
+using base::fail;
+using base::fail_errno;
+using base::Result;
+
+namespace {
+
+bool parse_seconds(std::string_view text, double& seconds) {
+  char* end = nullptr;
+  const std::string copy(text);
+  const double value = std::strtod(copy.c_str(), &end);
+  if (copy.empty() || *end != '\0' || !(value >= 0) || value > 1e6) return false;
+  seconds = value;
+  return true;
+}
+
+// mountinfo writes blanks and the like as \ooo.
+std::string unescape(const std::string& text) {
+  std::string plain;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '\\' && i + 3 < text.size()) {
+      plain += static_cast<char>((text[i + 1] - '0') * 64 + (text[i + 2] - '0') * 8 + (text[i + 3] - '0'));
+      i += 3;
+    } else {
+      plain += text[i];
+    }
+  }
+  return plain;
+}
+
+Result<void> take_away(const std::string& directory, bool lazy) {
+  if (::geteuid() == 0) {
+    if (::umount2(directory.c_str(), UMOUNT_NOFOLLOW | (lazy ? MNT_DETACH : 0)) == 0) return {};
+    if (errno == EBUSY)
+      return fail(Code::conflict, directory, " is in use; close what is open there, or unmount with --lazy");
+    if (errno == EINVAL) return fail(Code::not_found, "nothing is mounted at ", directory);
+    return fail_errno(errno, "unmount " + directory);
+  }
+  std::vector<std::string> argv{"fusermount3", "-u"};
+  if (lazy) argv.push_back("-z");
+  argv.push_back("--");
+  argv.push_back(directory);
+  TRY_LET(pid, support::spawn_child(argv, "/dev/null", false));
+  int status = 0;
+  while (::waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+  }
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return {};
+  return fail(Code::conflict, "fusermount3 could not unmount ", directory,
+              "; close what is open there, or unmount with --lazy");
+}
+
+}  // namespace
+
+Result<void> parse_options(const std::string& list, MountOptions& options) {
+  std::istringstream parts(list);
+  std::string part;
+  while (std::getline(parts, part, ',')) {
+    const auto equals = part.find('=');
+    const std::string name = part.substr(0, equals), value = equals == std::string::npos ? "" : part.substr(equals + 1);
+    const bool plain = equals == std::string::npos;
+    if (plain && name == "ro")
+      options.read_only = true;
+    else if (plain && name == "rw")
+      options.read_only = false;
+    else if (plain && name == "allow_other")
+      options.allow_other = true;
+    else if (plain && name == "noallow_other")
+      options.allow_other = false;
+    else if (plain && name == "acl")
+      options.access_lists = true;
+    else if (plain && name == "noacl")
+      options.access_lists = false;
+    else if (plain && name == "writeback")
+      options.writeback = true;
+    else if (plain && name == "dev")
+      options.device_files = true;
+    else if (plain && name == "nodev")
+      options.device_files = false;
+    else if (plain && name == "suid")
+      options.set_user_id = true;
+    else if (plain && name == "nosuid")
+      options.set_user_id = false;
+    else if (plain && name == "exec")
+      options.no_execute = false;
+    else if (plain && name == "noexec")
+      options.no_execute = true;
+    else if (plain && name == "nonempty")
+      options.non_empty = true;
+    else if (plain && (name == "default_permissions" || name == "noatime" || name == "relatime" || name == "auto" ||
+                       name == "noauto" || name == "_netdev" || name == "nofail" || name == "user" || name == "users" ||
+                       name == "defaults")) {
+      // What it asks for is so already, or is mount(8)'s business.
+    } else if (name == "attr_timeout") {
+      if (!parse_seconds(value, options.attribute_timeout))
+        return fail(Code::invalid, "-o attr_timeout=", base::escape(value), ": expected seconds, such as 1 or 0.5");
+    } else if (name == "entry_timeout") {
+      if (!parse_seconds(value, options.entry_timeout))
+        return fail(Code::invalid, "-o entry_timeout=", base::escape(value), ": expected seconds, such as 1 or 0.5");
+    } else if (name == "threads") {
+      double count = 0;
+      if (!parse_seconds(value, count) || count < 1 || count > 64)
+        return fail(Code::invalid, "-o threads=", base::escape(value), ": expected 1 to 64");
+      options.threads = static_cast<int>(count);
+    } else if (!part.empty()) {
+      return fail(Code::invalid, "-o ", base::escape(part),
+                  ": no such option; known are ro, rw, allow_other, noallow_other, acl, writeback, "
+                  "dev, nodev, suid, nosuid, exec, noexec, nonempty, attr_timeout=S, entry_timeout=S, threads=N");
+    }
+  }
+  return {};
+}
+
+std::vector<Mounted> mounts() {
+  std::vector<Mounted> found;
+  std::ifstream table("/proc/self/mountinfo");
+  std::string line;
+  while (std::getline(table, line)) {
+    std::istringstream fields(line);
+    std::string id, parent, device, root, point, options, field;
+    fields >> id >> parent >> device >> root >> point >> options;
+    while (fields >> field && field != "-") {
+    }
+    std::string type, source;
+    fields >> type >> source;
+    if (type == "fuse.fusionfs") found.push_back({unescape(point), unescape(source), options});
+  }
+  return found;
+}
+
+std::string service_name(const std::string& directory) {
+  char text[32];
+  std::snprintf(text, sizeof text, "fusionfs-%016llx", static_cast<unsigned long long>(base::hash64(directory)));
+  return text;
+}
+
+Result<void> check_mount_point(const MountOptions& options) {
+  const std::string& directory = options.directory;
+  struct stat status {};
+  if (::stat(directory.c_str(), &status) != 0) {
+    if (errno == ENOTCONN) {
+      // The process that served it was killed.
+      TRY(take_away(directory, true));
+      if (::stat(directory.c_str(), &status) != 0) return fail_errno(errno, directory);
+    } else if (errno == ENOENT) {
+      return fail(Code::not_found, directory, " does not exist; make it: mkdir -p ", directory);
+    } else {
+      return fail_errno(errno, directory);
+    }
+  }
+  if (!S_ISDIR(status.st_mode)) return fail(Code::invalid, directory, " is not a directory");
+  for (const Mounted& mounted : mounts()) {
+    if (mounted.directory == directory)
+      return fail(Code::conflict, directory, " has a FusionFS mounted on it; unmount it first: fusionfs umount ",
+                  directory);
+  }
+  if (!options.non_empty) {
+    DIR* stream = ::opendir(directory.c_str());
+    if (stream == nullptr) return fail_errno(errno, "open " + directory);
+    int entries = 0;
+    while (const dirent* each = ::readdir(stream)) {
+      if (std::strcmp(each->d_name, ".") != 0 && std::strcmp(each->d_name, "..") != 0) ++entries;
+    }
+    ::closedir(stream);
+    if (entries > 0)
+      return fail(Code::invalid, directory, " is not empty (", entries,
+                  " entries); choose an empty one, or hide them with --nonempty");
+  }
+  if (::access("/dev/fuse", F_OK) != 0)
+    return fail(Code::unavailable, "there is no /dev/fuse; load the kernel module: modprobe fuse");
+  if (::access("/dev/fuse", R_OK | W_OK) != 0 && ::geteuid() == 0) return fail_errno(errno, "open /dev/fuse");
+  if (::geteuid() != 0) {
+    if (const auto helper = support::find_program("fusermount3"); !helper) {
+      return fail(Code::unavailable, "mounting without root needs fusermount3; install the package fuse3");
+    }
+  }
+  return {};
+}
+
+Result<void> unmount(const std::string& directory, bool lazy) {
+  bool ours = false;
+  for (const Mounted& mounted : mounts()) ours = ours || mounted.directory == directory;
+  if (!ours) return fail(Code::not_found, "no FusionFS is mounted at ", directory, "; see: fusionfs status");
+  return take_away(directory, lazy);
+}
+
+namespace {
+
+// The session that signals end. libfuse's own handlers would also take SIGPIPE; these wake serve_mount's thread only.
+fuse_session* signalled = nullptr;
+void on_signal(int) {
+  if (signalled != nullptr) fuse_session_exit(signalled);
+}
+
+struct SignalHandlers {
+  explicit SignalHandlers(fuse_session* session) {
+    signalled = session;
+    struct sigaction action {};
+    action.sa_handler = on_signal;
+    for (const int number : {SIGTERM, SIGINT, SIGHUP}) ::sigaction(number, &action, nullptr);
+    action.sa_handler = SIG_IGN;
+    ::sigaction(SIGPIPE, &action, nullptr);
+    sigset_t set;
+    sigemptyset(&set);
+    for (const int number : {SIGTERM, SIGINT, SIGHUP}) sigaddset(&set, number);
+    ::pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
+  }
+  ~SignalHandlers() {
+    // From here on another signal ends nothing early: what was written is being committed.
+    sigset_t set;
+    sigemptyset(&set);
+    for (const int number : {SIGTERM, SIGINT, SIGHUP}) sigaddset(&set, number);
+    ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
+    signalled = nullptr;
+  }
+};
+
+}  // namespace
+
+Result<void> serve_mount(zht::Client& client, const MountOptions& options, const std::function<void()>& ready) {
+  static const support::Log log("fusionfs.mount");
+  rlimit files{};
+  if (::getrlimit(RLIMIT_NOFILE, &files) == 0) {
+    files.rlim_cur = files.rlim_max;
+    ::setrlimit(RLIMIT_NOFILE, &files);
+  }
+  TRY_LET(chunks, ChunkStore::open(options.data_folder + "/chunks"));
+  base::SystemClock clock;
+  fuse_session* session = nullptr;
+  FileSystemOptions file_options;
+  file_options.attribute_timeout = std::chrono::milliseconds(static_cast<long>(options.attribute_timeout * 1000));
+  file_options.read_only = options.read_only;
+  file_options.warn = [](const std::string& text) { log.warn(text); };
+  file_options.changed_elsewhere = [&session](InodeId inode) {
+    if (session != nullptr) fuse_lowlevel_notify_inval_inode(session, raw(inode), 0, 0);
+  };
+  FileSystem file_system(client, clock, *chunks, std::move(file_options));
+  if (const int error = wait(file_system.start(0755, ::geteuid(), ::getegid())); error != 0) {
+    return fail(Code::unavailable, "the store did not answer: ", std::strerror(error), "; is it running? zht status");
+  }
+
+  std::string mount_options = "fsname=fusionfs,subtype=fusionfs,default_permissions";
+  if (options.allow_other && ::geteuid() == 0) mount_options += ",allow_other";
+  if (options.read_only) mount_options += ",ro";
+  if (options.no_execute) mount_options += ",noexec";
+  if (::geteuid() == 0) {
+    mount_options += options.device_files ? ",dev" : ",nodev";
+    mount_options += options.set_user_id ? ",suid" : ",nosuid";
+  }
+  const char* argv[] = {"fusionfs", "-o", mount_options.c_str(), nullptr};
+  fuse_args arguments = FUSE_ARGS_INIT(3, const_cast<char**>(argv));
+  Glue glue{file_system, {}};
+  glue.options.entry_timeout = options.entry_timeout;
+  glue.options.attribute_timeout = options.attribute_timeout;
+  glue.options.access_lists = options.access_lists;
+  glue.options.writeback = options.writeback;
+  Result<void> result;
+  session = fuse_session_new(&arguments, &fuse_operations(), sizeof(fuse_lowlevel_ops), &glue);
+  if (session == nullptr) {
+    result = fail(Code::io, "libfuse refused the options ", mount_options);
+  } else if (fuse_session_mount(session, options.directory.c_str()) != 0) {
+    result = fail(Code::io, "mounting on ", options.directory, " failed; see the line above, or: dmesg | tail");
+  } else {
+    {
+      const SignalHandlers handlers(session);
+      ready();
+      fuse_loop_config* loop = fuse_loop_cfg_create();
+      fuse_loop_cfg_set_clone_fd(loop, options.threads > 1 ? 1 : 0);
+      fuse_loop_cfg_set_max_threads(loop, static_cast<unsigned>(options.threads));
+      fuse_loop_cfg_set_idle_threads(loop, static_cast<unsigned>(options.threads));
+      const int ended = options.threads == 1 ? fuse_session_loop(session) : fuse_session_loop_mt(session, loop);
+      fuse_loop_cfg_destroy(loop);
+      if (ended < 0) result = fail(Code::io, "serving ", options.directory, " ended: ", std::strerror(-ended));
+    }
+    fuse_session_unmount(session);
+  }
+  const int error = file_system.stop();
+  if (session != nullptr) {
+    fuse_session* last = session;
+    session = nullptr;
+    fuse_session_destroy(last);
+  }
+  fuse_opt_free_args(&arguments);
+  if (result && error != 0) result = fail(Code::io, "some writes could not be committed: ", std::strerror(error));
+  return result;
+}
+
+}  // namespace fusionfs

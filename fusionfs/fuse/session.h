@@ -1,0 +1,55 @@
+// The life of one mount: checks, mounting, serving until somebody unmounts it or a signal comes, leaving nothing
+// behind.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "novoht/base/result.h"
+#include "zht/client.h"
+
+namespace fusionfs {
+
+struct MountOptions {
+  std::string directory;    // absolute
+  std::string data_folder;  // of the node whose chunks/ holds what is written here
+  bool non_empty = false;   // mount over a directory that has entries
+  bool read_only = false;
+  bool allow_other = true;  // other users than the one who mounts; needs root, or user_allow_other in fuse.conf
+  bool access_lists = false;
+  bool writeback = false;
+  bool device_files = true;  // root only
+  bool set_user_id = true;   // root only
+  bool no_execute = false;
+  double attribute_timeout = 1.0;  // seconds
+  double entry_timeout = 1.0;
+  int threads = 2;  // that read requests from the kernel
+};
+
+// Reads one "-o" list: "ro,attr_timeout=5". invalid names the option that is not known, or its value.
+base::Result<void> parse_options(const std::string& list, MountOptions& options);
+
+// Whether the directory can be mounted on; a dead mount found there (its process was killed) is taken away first.
+// not_found, invalid (not a directory; not empty), conflict (mounted already), unavailable (no /dev/fuse), io.
+base::Result<void> check_mount_point(const MountOptions& options);
+
+// Mounts, calls `ready`, serves until unmounted or SIGTERM, SIGINT or SIGHUP, commits what is left. The signals must be
+// blocked in every thread when this is called. Errors: what mounting met; io: something could not be committed.
+base::Result<void> serve_mount(zht::Client& client, const MountOptions& options, const std::function<void()>& ready);
+
+// Unmounts; a busy one only when `lazy`. not_found: nothing of ours is mounted there.
+base::Result<void> unmount(const std::string& directory, bool lazy);
+
+struct Mounted {
+  std::string directory;
+  std::string source;
+  std::string options;
+};
+std::vector<Mounted> mounts();  // of FusionFS, in this mount namespace
+
+// services/<this>.lock is held by the process that serves the mount.
+std::string service_name(const std::string& directory);
+
+}  // namespace fusionfs

@@ -1,0 +1,220 @@
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "fusionfs/fuse/session.h"
+#include "fusionfs/tool/verbs.h"
+#include "zht/support/log.h"
+#include "zht/support/output.h"
+#include "zht/support/paths.h"
+#include "zht/support/process.h"
+#include "zht/support/program.h"
+#include "zht/support/service.h"
+
+namespace fusionfs {
+namespace {
+
+using base::Code;
+using base::fail;
+using base::Result;
+
+constexpr std::chrono::milliseconds kDefaultTimeout{30'000};
+
+void block_signals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int number : {SIGTERM, SIGINT, SIGHUP}) sigaddset(&set, number);
+  ::sigprocmask(SIG_BLOCK, &set, nullptr);
+}
+
+Result<void> serve(const support::CommonFlags& common, const MountOptions& options,
+                   const std::function<void()>& ready) {
+  block_signals();
+  TRY_LET(lock, support::hold_service(options.data_folder, service_name(options.directory)));
+  zht::ClientOptions client_options = common.client_options();
+  client_options.data_folder = options.data_folder;
+  if (common.timeout.count() == 0) client_options.timeout = kDefaultTimeout;
+  TRY_LET(client, zht::connect(client_options));
+  return serve_mount(*client, options, ready);
+}
+
+// What the process in the background tells the one that was asked: a byte (0: mounted, else the error's code) and a
+// text.
+void tell(int pipe, Code code, const std::string& text) {
+  std::string message(1, static_cast<char>(code));
+  message += text;
+  std::size_t done = 0;
+  while (done < message.size()) {
+    const ssize_t put = ::write(pipe, message.data() + done, message.size() - done);
+    if (put < 0 && errno == EINTR) continue;
+    if (put <= 0) break;
+    done += static_cast<std::size_t>(put);
+  }
+  ::close(pipe);
+}
+
+Result<int> mount_in_background(const support::CommonFlags& common, const MountOptions& options) {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) return base::fail_errno(errno, "pipe");
+  const pid_t child = ::fork();
+  if (child < 0) return base::fail_errno(errno, "fork");
+  if (child == 0) {
+    ::close(ends[0]);
+    ::setsid();
+    if (const pid_t grandchild = ::fork(); grandchild != 0) ::_exit(grandchild < 0 ? 1 : 0);
+    if (::chdir("/") != 0) ::_exit(1);
+    const int null = ::open("/dev/null", O_RDWR | O_CLOEXEC);
+    ::dup2(null, 0);
+    ::dup2(null, 1);
+    bool mounted = false;
+    const std::string log = options.data_folder + "/fusionfs.log";
+    const auto result = serve(common, options, [&] {
+      mounted = true;
+      // Until now the terminal saw what went wrong.
+      const int file = ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+      ::dup2(file >= 0 ? file : null, 2);
+      tell(ends[1], Code::ok, {});
+    });
+    if (!result && !mounted) tell(ends[1], result.error().code, result.error().message);
+    if (!result && mounted)
+      support::Log("fusionfs.mount").error("ended", {{"directory", options.directory}, {"error", result.error()}});
+    std::_Exit(result ? 0 : 1);
+  }
+  ::close(ends[1]);
+  int status = 0;
+  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  std::string told;
+  char buffer[4096];
+  for (;;) {
+    const ssize_t got = ::read(ends[0], buffer, sizeof buffer);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) break;
+    told.append(buffer, static_cast<std::size_t>(got));
+  }
+  ::close(ends[0]);
+  if (told.empty())
+    return fail(Code::io, "the process that should serve ", options.directory, " ended without a word; see ",
+                options.data_folder, "/fusionfs.log");
+  if (told[0] != 0) return base::Error{static_cast<Code>(told[0]), told.substr(1)};
+  return 0;
+}
+
+// Absolute and without symbolic links, as the kernel's table of mounts shows it; also of a dead mount.
+std::string mount_point_of(const std::string& directory) {
+  char* real = ::realpath(directory.c_str(), nullptr);
+  if (real != nullptr) {
+    std::string path(real);
+    ::free(real);
+    return path;
+  }
+  auto absolute = support::absolute_path(directory);
+  return absolute ? *absolute : directory;
+}
+
+Result<int> umount_directory(const support::CommonFlags& common, const std::string& directory, bool lazy) {
+  const std::string path = mount_point_of(directory);
+  TRY_LET(data, support::data_folder(common.data));
+  const auto server = support::service_pid(data, service_name(path));
+  TRY(unmount(path, lazy));
+  // The process commits what is left before it goes.
+  if (server && *server > 0 && !lazy &&
+      !support::wait_until(std::chrono::seconds(60), [&] { return !support::service_pid(data, service_name(path)); })) {
+    return fail(Code::timeout, "unmounted ", path, ", but its process ", *server, " has not ended after 60 s; see ",
+                data, "/fusionfs.log");
+  }
+  return 0;
+}
+
+Result<int> show_status(const support::CommonFlags& common, const std::string& only) {
+  TRY_LET(data, support::data_folder(common.data));
+  const std::string wanted = only.empty() ? "" : mount_point_of(only);
+  support::Table table({"DIRECTORY", "STATE", "PID", "OPTIONS"});
+  nlohmann::json list = nlohmann::json::array();
+  for (const Mounted& mounted : mounts()) {
+    if (!wanted.empty() && mounted.directory != wanted) continue;
+    struct stat status {};
+    const bool dead = ::stat(mounted.directory.c_str(), &status) != 0 && errno == ENOTCONN;
+    const auto pid = support::service_pid(data, service_name(mounted.directory));
+    const std::string state = dead ? "dead" : pid ? "serving" : "serving (another node's)";
+    table.row({mounted.directory, state, pid ? std::to_string(*pid) : "-", mounted.options});
+    nlohmann::json each{
+        {"directory", mounted.directory}, {"state", dead ? "dead" : "serving"}, {"options", mounted.options}};
+    if (pid) each["pid"] = *pid;
+    list.push_back(std::move(each));
+  }
+  if (!wanted.empty() && list.empty())
+    return fail(Code::not_found, "no FusionFS is mounted at ", wanted, "; mount one: fusionfs mount ", wanted);
+  if (common.json)
+    support::print_json(list);
+  else
+    table.print();
+  return 0;
+}
+
+}  // namespace
+
+void add_mount_verbs(support::Program& program) {
+  struct Arguments {
+    std::string directory;
+    std::vector<std::string> options;
+    bool foreground = false, non_empty = false, lazy = false, read_only = false;
+  };
+  const auto arguments = std::make_shared<Arguments>();
+  {
+    auto& verb = program.verb("mount", "Mounts the file system on a directory and returns when it is there.",
+                              {"fusionfs mount /mnt/shared", "fusionfs mount -f -o ro,attr_timeout=5 /mnt/shared"});
+    verb.options().add_option("directory", arguments->directory, "an empty directory")->required();
+    verb.options()
+        .add_option("-o", arguments->options,
+                    "options as mount(8) takes them: ro, allow_other, acl, writeback, attr_timeout=S, threads=N, ...")
+        ->allow_extra_args(false);
+    verb.options().add_flag("-f,--foreground", arguments->foreground,
+                            "serve in this process until it is unmounted or Ctrl-C");
+    verb.options().add_flag("-r,--read-only", arguments->read_only, "as -o ro");
+    verb.options().add_flag("--nonempty", arguments->non_empty, "hide what the directory holds");
+    verb.action([&program, arguments]() -> Result<int> {
+      const support::CommonFlags& common = program.common();
+      MountOptions options;
+      options.non_empty = arguments->non_empty;
+      options.read_only = arguments->read_only;
+      for (const auto& list : arguments->options) TRY(parse_options(list, options));
+      TRY_LET(data, support::data_folder(common.data));
+      TRY(support::make_private_folder(data));
+      TRY(support::make_private_folder(data + "/services"));
+      options.data_folder = data;
+      options.directory = mount_point_of(arguments->directory);
+      TRY(check_mount_point(options));
+      if (arguments->foreground) {
+        TRY(serve(common, options, [] {}));
+        return 0;
+      }
+      return mount_in_background(common, options);
+    });
+  }
+  {
+    auto& verb = program.verb("umount", "Unmounts; returns when everything written is in the store.",
+                              {"fusionfs umount /mnt/shared", "fusionfs umount --lazy /mnt/shared"});
+    verb.options().add_option("directory", arguments->directory, "where it is mounted")->required();
+    verb.options().add_flag("-l,--lazy", arguments->lazy, "take it away now even while files are open");
+    verb.action([&program, arguments]() -> Result<int> {
+      return umount_directory(program.common(), arguments->directory, arguments->lazy);
+    });
+  }
+  {
+    auto& verb = program.verb("status", "Shows the mounts of this machine.",
+                              {"fusionfs status", "fusionfs status /mnt/shared --json"});
+    verb.options().add_option("directory", arguments->directory, "only this mount");
+    verb.action([&program, arguments]() -> Result<int> { return show_status(program.common(), arguments->directory); });
+  }
+}
+
+}  // namespace fusionfs

@@ -1,0 +1,128 @@
+#include "fusionfs/core/format.h"
+
+#include <gtest/gtest.h>
+
+#include "fusionfs/core/requests.h"
+#include "novoht/base/random.h"
+
+namespace fusionfs {
+namespace {
+
+TEST(Format, AnInodeNumberCarriesItsHome) {
+  const InodeId inode = make_inode(HomeId{0x1234}, 77);
+  EXPECT_EQ(home_of(inode), HomeId{0x1234});
+  EXPECT_EQ(counter_of(inode), 77u);
+  EXPECT_EQ(inode_key(inode), "{d:1234}i/4d");
+  EXPECT_EQ(kRootInode, make_inode(kRootHome, kDirectoryCounter));
+  EXPECT_EQ(home_of(make_inode(HomeId{kMaxHome}, kMaxCounter)), HomeId{kMaxHome});
+}
+
+TEST(Format, KeysOfOneHomeShareItsTag) {
+  EXPECT_EQ(tag_of(HomeId{10}), "{d:a}");
+  EXPECT_EQ(entry_key(HomeId{10}, "name"), "{d:a}e/name");
+  EXPECT_EQ(listing_key(HomeId{10}), "{d:a}l");
+  EXPECT_EQ(attributes_key(make_inode(HomeId{10}, 2)), "{d:a}x/2");
+}
+
+Inode sample() {
+  Inode inode;
+  inode.id = make_inode(HomeId{3}, 9);
+  inode.flags = Inode::kInline;
+  inode.mode = 0100644;
+  inode.uid = 1;
+  inode.gid = 2;
+  inode.links = 3;
+  inode.device = 4;
+  inode.size = 5;
+  inode.blocks = 6;
+  inode.atime = -7;
+  inode.mtime = 8;
+  inode.ctime = 9;
+  inode.btime = 10;
+  inode.store = 11;
+  inode.parent = InodeId{12};
+  inode.revision = 13;
+  inode.content = "hello";
+  return inode;
+}
+
+TEST(Format, InodeGoldenBytes) {
+  EXPECT_EQ(base::to_hex(encode(sample())),
+            "01010000a4810000010000000200000003000000"
+            "0400000000000000050000000000000006000000000000"
+            "00f9ffffffffffffff080000000000000009000000000000000a00000000000000"
+            "0b000000000000000c000000000000000d00000000000000"
+            "0500000068656c6c6f");
+}
+
+TEST(Format, InodeComesBackAsItWas) {
+  const Inode inode = sample();
+  const auto back = decode_inode(inode.id, encode(inode));
+  ASSERT_TRUE(back);
+  EXPECT_EQ(encode(*back), encode(inode));
+  EXPECT_EQ(back->atime, -7);
+  EXPECT_EQ(back->content, "hello");
+}
+
+TEST(Format, NoCutOrGarbledRecordIsRead) {
+  const std::string inode = encode(sample());
+  for (std::size_t size = 0; size < inode.size(); ++size)
+    EXPECT_FALSE(decode_inode(sample().id, inode.substr(0, size))) << size;
+  EXPECT_FALSE(decode_inode(sample().id, inode + "x"));
+  std::string newer = inode;
+  newer[0] = 2;
+  EXPECT_FALSE(decode_inode(sample().id, newer));
+  Entry entry;
+  entry.inode = InodeId{5};
+  entry.type = 0100000;
+  entry.moving = Moving{1, 2, HomeId{3}, "there", true};
+  entry.initial = inode;
+  const std::string bytes = encode(entry);
+  const auto back = decode_entry(bytes);
+  ASSERT_TRUE(back);
+  EXPECT_EQ(encode(*back), bytes);
+  for (std::size_t size = 0; size < bytes.size(); ++size) EXPECT_FALSE(decode_entry(bytes.substr(0, size))) << size;
+}
+
+TEST(Format, RandomBytesNeverCrashADecoder) {
+  base::Random random(1);
+  for (int round = 0; round < 20'000; ++round) {
+    std::string bytes(random.below(200), '\0');
+    for (char& byte : bytes) byte = static_cast<char>(random.below(round % 2 == 0 ? 4 : 256));
+    decode_inode(InodeId{1}, bytes);
+    decode_entry(bytes);
+    decode_dying(bytes);
+    decode_attributes(bytes);
+    base::Bytes rest = bytes;
+    while (!rest.empty() && decode_listing(rest)) {
+    }
+    unpack<Reply>(bytes);
+    unpack<CreateRequest>(bytes);
+    unpack<TransferRequest>(bytes);
+  }
+}
+
+TEST(Format, ListingRecordsFollowEachOther) {
+  std::string bytes;
+  ListingRecord record;
+  record.kind = ListingRecord::Kind::add;
+  record.type = 0040000;
+  record.sequence = 1;
+  record.inode = InodeId{99};
+  record.live = 1;
+  record.name = "first";
+  encode(record, bytes);
+  record.sequence = 2;
+  record.name = std::string(255, 'n');
+  encode(record, bytes);
+  base::Bytes rest = bytes;
+  EXPECT_EQ(decode_listing(rest)->name, "first");
+  const auto second = decode_listing(rest);
+  ASSERT_TRUE(second);
+  EXPECT_EQ(second->name.size(), 255u);
+  EXPECT_EQ(second->type, 0040000u);
+  EXPECT_TRUE(rest.empty());
+}
+
+}  // namespace
+}  // namespace fusionfs

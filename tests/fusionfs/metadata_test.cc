@@ -1,0 +1,475 @@
+#include "fusionfs/core/metadata.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+
+#include "fusionfs/core/procedures.h"
+#include "fusionfs/fuse/wait.h"
+#include "tests/support/local_client.h"
+
+namespace fusionfs {
+namespace {
+
+// A client that dies at its n-th request: what it sent before has happened, nothing after.
+class DyingClient final : public zht::Client {
+ public:
+  DyingClient(zht::Client& inner, int requests) : inner_(inner), left_(requests) {}
+  void submit(zht::Operation operation, zht::Completion completion, zht::Millis timeout) override {
+    if (left_ > 0) {
+      --left_;
+      inner_.submit(std::move(operation), std::move(completion), timeout);
+      return;
+    }
+    died_ = true;
+    zht::Outcome outcome;
+    outcome.code = base::Code::timeout;
+    completion(outcome);
+  }
+  std::uint32_t partition_count() const override { return inner_.partition_count(); }
+  bool died() const { return died_; }
+  int left() const { return left_; }
+
+ private:
+  zht::Client& inner_;
+  int left_;
+  bool died_ = false;
+};
+
+class MetadataTest : public testing::Test {
+ protected:
+  MetadataTest() {
+    add_procedures(procedures_);
+    zht::add_general_procedures(procedures_);
+    store_ = std::make_unique<testing_support::LocalStore>(procedures_);
+    client_ = store_->client();
+    MetadataOptions options;
+    options.held = [this](HomeId home) {
+      std::vector<InodeId> here;
+      for (const InodeId each : held_) {
+        if (home_of(each) == home) here.push_back(each);
+      }
+      return here;
+    };
+    options.gone = [this](const Inode& inode) { gone_.push_back(inode.id); };
+    options.orphaned = [this](const Inode& inode) { orphaned_.push_back(inode.id); };
+    metadata_ = std::make_unique<Metadata>(*client_, store_->clock(), options);
+    EXPECT_EQ(wait(metadata_->make_root(0755, 0, 0)).error, 0);
+  }
+
+  Reply make_file(InodeId directory, const std::string& name) {
+    CreateRequest request;
+    request.name = name;
+    request.mode = S_IFREG | 0644;
+    return wait(metadata_->create(directory, request));
+  }
+  Reply make_dir(InodeId directory, const std::string& name, std::uint32_t mode = 0755) {
+    CreateRequest request;
+    request.name = name;
+    request.mode = S_IFDIR | mode;
+    return wait(
+        metadata_->make_directory(directory, request, wait(metadata_->getattr(directory)).inode.value_or(Inode{})));
+  }
+  InodeId file(InodeId directory, const std::string& name) { return make_file(directory, name).inode->id; }
+  InodeId dir(InodeId directory, const std::string& name) { return make_dir(directory, name).inode->id; }
+  int rename(InodeId from, const std::string& name, InodeId to, const std::string& new_name, std::uint32_t flags = 0) {
+    return wait(metadata_->rename(from, name, to, new_name, flags)).error;
+  }
+  int link(InodeId inode, InodeId directory, const std::string& name) {
+    return wait(metadata_->link(inode, S_IFREG, directory, name)).error;
+  }
+  int unlink(InodeId directory, const std::string& name) { return wait(metadata_->unlink(directory, name)).error; }
+  int rmdir(InodeId directory, const std::string& name) {
+    return wait(metadata_->remove_directory(directory, name)).error;
+  }
+  Reply find(InodeId directory, const std::string& name) { return wait(metadata_->lookup(directory, name)); }
+  // raw number of what a name leads to; 0: nothing
+  std::uint64_t at(InodeId directory, const std::string& name) {
+    const Reply reply = find(directory, name);
+    return reply.error == 0 ? raw(reply.inode->id) : 0;
+  }
+  std::uint32_t links(InodeId inode) {
+    const Reply reply = wait(metadata_->getattr(inode));
+    return reply.error == 0 ? reply.inode->links : 0;
+  }
+  std::string list(InodeId directory) {
+    std::string names;
+    for (const auto& [sequence, name] : wait(metadata_->list(directory, {})).listing.names) names += name.name + " ";
+    return names;
+  }
+  void later(int seconds) { store_->advance(std::chrono::seconds(seconds)); }
+  // Every key of the file system, for finding leftovers.
+  std::vector<std::string> keys(const std::string& part) {
+    std::vector<std::string> found;
+    for (std::uint32_t partition = 0; partition < client_->partition_count(); ++partition) {
+      const auto page = client_->call(zht::Operation::scan(zht::PartitionId{partition}, 0, "{d:", 10'000));
+      for (const auto& entry : page.entries) {
+        if (entry.key.find("}" + part) != std::string::npos) found.push_back(entry.key);
+      }
+    }
+    return found;
+  }
+
+  zht::Procedures procedures_;
+  std::unique_ptr<testing_support::LocalStore> store_;
+  std::unique_ptr<zht::Client> client_;
+  std::vector<InodeId> held_, gone_, orphaned_;
+  std::unique_ptr<Metadata> metadata_;
+};
+
+TEST_F(MetadataTest, RootIsThereAndEmpty) {
+  const Reply root = wait(metadata_->getattr(kRootInode));
+  ASSERT_EQ(root.error, 0);
+  EXPECT_TRUE(is_directory(root.inode->mode));
+  EXPECT_EQ(root.inode->links, 2u);
+  EXPECT_EQ(list(kRootInode), "");
+  EXPECT_EQ(find(kRootInode, "a").error, ENOENT);
+}
+
+TEST_F(MetadataTest, CreateMakesNameInodeAndListing) {
+  const Reply made = make_file(kRootInode, "a");
+  ASSERT_EQ(made.error, 0);
+  EXPECT_EQ(made.inode->mode, S_IFREG | 0644u);
+  EXPECT_EQ(at(kRootInode, "a"), raw(made.inode->id));
+  EXPECT_EQ(make_file(kRootInode, "a").error, EEXIST);
+  EXPECT_EQ(list(kRootInode), "a ");
+  EXPECT_NE(file(kRootInode, "b"), made.inode->id);
+}
+
+TEST_F(MetadataTest, ChangesInOneDirectoryCostOneRequestEach) {
+  DyingClient counting(*client_, 100);
+  Metadata metadata(counting, store_->clock(), {});
+  CreateRequest request;
+  request.name = "a";
+  request.mode = S_IFREG | 0644;
+  EXPECT_EQ(wait(metadata.create(kRootInode, request)).error, 0);
+  EXPECT_EQ(counting.left(), 99);
+  EXPECT_EQ(wait(metadata.rename(kRootInode, "a", kRootInode, "b", 0)).error, 0);
+  EXPECT_EQ(counting.left(), 98);
+  EXPECT_EQ(wait(metadata.unlink(kRootInode, "b")).error, 0);
+  EXPECT_EQ(counting.left(), 97);
+}
+
+TEST_F(MetadataTest, DirectoryTimesAndLinksFollowItsContents) {
+  const InodeId d = dir(kRootInode, "d");
+  const auto before = wait(metadata_->getattr(d)).inode->mtime;
+  later(1);
+  file(d, "f");
+  EXPECT_GT(wait(metadata_->getattr(d)).inode->mtime, before);
+  EXPECT_EQ(links(kRootInode), 3u);
+  dir(kRootInode, "e");
+  EXPECT_EQ(links(kRootInode), 4u);
+  EXPECT_EQ(rmdir(kRootInode, "e"), 0);
+  EXPECT_EQ(links(kRootInode), 3u);
+  EXPECT_EQ(links(d), 2u);
+}
+
+TEST_F(MetadataTest, SetgidDirectoryHandsDownItsGroup) {
+  const InodeId d = dir(kRootInode, "d");
+  SetRequest set;
+  set.inode = d;
+  set.fields_set = SetRequest::kMode | SetRequest::kGid;
+  set.mode = 02755;
+  set.gid = 42;
+  EXPECT_EQ(wait(metadata_->setattr(set)).error, 0);
+  EXPECT_EQ(make_file(d, "f").inode->gid, 42u);
+  const Reply child = make_dir(d, "c");
+  EXPECT_EQ(child.inode->gid, 42u);
+  EXPECT_EQ(child.inode->mode & 07777, 02755u);
+  EXPECT_EQ(wait(metadata_->getattr(child.inode->id)).inode->gid, 42u);
+}
+
+TEST_F(MetadataTest, UnlinkRemovesTheLastNameAndTheInode) {
+  const InodeId a = file(kRootInode, "a");
+  EXPECT_EQ(link(a, kRootInode, "b"), 0);
+  EXPECT_EQ(links(a), 2u);
+  EXPECT_EQ(unlink(kRootInode, "a"), 0);
+  EXPECT_EQ(links(a), 1u);
+  EXPECT_TRUE(gone_.empty());
+  EXPECT_EQ(unlink(kRootInode, "b"), 0);
+  EXPECT_EQ(gone_, std::vector{a});
+  EXPECT_EQ(wait(metadata_->getattr(a)).error, ENOENT);
+  EXPECT_EQ(unlink(kRootInode, "b"), ENOENT);
+}
+
+TEST_F(MetadataTest, AnOpenFileOutlivesItsLastName) {
+  const InodeId a = file(kRootInode, "a");
+  held_ = {a};
+  EXPECT_EQ(unlink(kRootInode, "a"), 0);
+  EXPECT_EQ(orphaned_, std::vector{a});
+  EXPECT_EQ(wait(metadata_->getattr(a)).inode->links, 0u);
+  EXPECT_EQ(wait(metadata_->reap(a)).error, 0);
+  EXPECT_EQ(wait(metadata_->getattr(a)).error, ENOENT);
+  EXPECT_EQ(gone_, std::vector{a});
+}
+
+TEST_F(MetadataTest, OnlyAnEmptyDirectoryIsRemoved) {
+  const InodeId d = dir(kRootInode, "d");
+  file(d, "f");
+  EXPECT_EQ(rmdir(kRootInode, "d"), ENOTEMPTY);
+  EXPECT_EQ(unlink(kRootInode, "d"), EISDIR);
+  EXPECT_EQ(rmdir(d, "f"), ENOTDIR);
+  EXPECT_EQ(unlink(d, "f"), 0);
+  EXPECT_EQ(rmdir(kRootInode, "d"), 0);
+  EXPECT_EQ(make_file(d, "g").error, ENOENT);
+  EXPECT_EQ(keys("l").size(), 1u);
+}
+
+TEST_F(MetadataTest, RenameWithinADirectory) {
+  const InodeId a = file(kRootInode, "a"), b = file(kRootInode, "b");
+  EXPECT_EQ(rename(kRootInode, "a", kRootInode, "b", kNoReplace), EEXIST);
+  EXPECT_EQ(rename(kRootInode, "a", kRootInode, "b"), 0);
+  EXPECT_EQ(at(kRootInode, "b"), raw(a));
+  EXPECT_EQ(at(kRootInode, "a"), 0u);
+  EXPECT_EQ(gone_, std::vector{b});
+  const InodeId c = file(kRootInode, "c");
+  EXPECT_EQ(rename(kRootInode, "b", kRootInode, "c", kExchange), 0);
+  EXPECT_EQ(at(kRootInode, "b"), raw(c));
+  EXPECT_EQ(at(kRootInode, "c"), raw(a));
+  EXPECT_EQ(rename(kRootInode, "none", kRootInode, "c"), ENOENT);
+  const InodeId d = dir(kRootInode, "d"), e = dir(kRootInode, "e");
+  EXPECT_EQ(rename(kRootInode, "c", kRootInode, "d"), EISDIR);
+  EXPECT_EQ(rename(kRootInode, "d", kRootInode, "c"), ENOTDIR);
+  file(e, "x");
+  EXPECT_EQ(rename(kRootInode, "d", kRootInode, "e"), ENOTEMPTY);
+  EXPECT_EQ(rename(kRootInode, "e", kRootInode, "d"), 0);
+  EXPECT_EQ(at(kRootInode, "d"), raw(e));
+  EXPECT_EQ(wait(metadata_->getattr(d)).error, ENOENT);
+}
+
+TEST_F(MetadataTest, RenameAcrossDirectories) {
+  const InodeId d = dir(kRootInode, "d"), a = file(kRootInode, "a"), b = file(d, "b");
+  EXPECT_EQ(rename(kRootInode, "a", d, "b", kNoReplace), EEXIST);
+  EXPECT_EQ(rename(kRootInode, "a", d, "b"), 0);
+  EXPECT_EQ(at(d, "b"), raw(a));
+  EXPECT_EQ(at(kRootInode, "a"), 0u);
+  EXPECT_EQ(gone_, std::vector{b});
+  // The inode stays in the home it was made in; taking its name off elsewhere leaves no debt behind.
+  EXPECT_EQ(unlink(d, "b"), 0);
+  EXPECT_EQ(gone_, (std::vector{b, a}));
+  EXPECT_TRUE(keys("u/").empty());
+  EXPECT_TRUE(keys("m/").empty());
+}
+
+TEST_F(MetadataTest, ADirectoryKnowsItsNewParent) {
+  const InodeId d = dir(kRootInode, "d"), e = dir(kRootInode, "e"), f = dir(e, "f");
+  EXPECT_EQ(rename(kRootInode, "e", d, "e"), 0);
+  EXPECT_EQ(wait(metadata_->getattr(e)).inode->parent, d);
+  EXPECT_EQ(links(kRootInode), 3u);
+  EXPECT_EQ(links(d), 3u);
+  EXPECT_EQ(rename(kRootInode, "d", f, "d"), EINVAL);  // below itself
+  EXPECT_EQ(rename(d, "e", kRootInode, "e"), 0);
+  EXPECT_EQ(rename(kRootInode, "d", f, "d"), 0);
+}
+
+TEST_F(MetadataTest, ExchangeAcrossDirectories) {
+  const InodeId d = dir(kRootInode, "d"), e = dir(kRootInode, "e"), x = dir(d, "x"), y = file(e, "y");
+  EXPECT_EQ(rename(d, "x", e, "y", kExchange), 0);
+  EXPECT_EQ(at(d, "x"), raw(y));
+  EXPECT_EQ(at(e, "y"), raw(x));
+  EXPECT_EQ(wait(metadata_->getattr(x)).inode->parent, e);
+  EXPECT_EQ(links(d), 2u);
+  EXPECT_EQ(links(e), 3u);
+}
+
+TEST_F(MetadataTest, HardLinksAcrossDirectories) {
+  const InodeId d = dir(kRootInode, "d"), a = file(kRootInode, "a");
+  EXPECT_EQ(link(a, d, "b"), 0);
+  EXPECT_EQ(links(a), 2u);
+  EXPECT_EQ(link(a, d, "b"), EEXIST);
+  EXPECT_EQ(links(a), 2u);
+  EXPECT_EQ(rename(kRootInode, "a", d, "b"), 0);  // two names of one file
+  EXPECT_EQ(at(kRootInode, "a"), raw(a));
+  EXPECT_EQ(unlink(d, "b"), 0);
+  EXPECT_EQ(links(a), 1u);
+  EXPECT_TRUE(keys("p/").empty());
+}
+
+TEST_F(MetadataTest, ListingIsCompactedAndCursorsStay) {
+  std::vector<InodeId> ids;
+  for (int i = 0; i < 300; ++i) ids.push_back(file(kRootInode, "f" + std::to_string(i)));
+  const Listing all = wait(metadata_->list(kRootInode, {})).listing;
+  EXPECT_EQ(all.names.size(), 300u);
+  for (int i = 0; i < 290; ++i) EXPECT_EQ(unlink(kRootInode, "f" + std::to_string(i)), 0);
+  const Listing few = wait(metadata_->list(kRootInode, all)).listing;  // from what was known
+  const Listing fresh = wait(metadata_->list(kRootInode, {})).listing;
+  EXPECT_EQ(few.names.size(), 10u);
+  EXPECT_EQ(fresh.names.size(), 10u);
+  EXPECT_GT(fresh.generation, 0u);
+  EXPECT_LT(fresh.offset, 15'000u);
+  for (const auto& [sequence, name] : fresh.names) {
+    ASSERT_EQ(all.names.count(sequence), 1u);
+    EXPECT_EQ(all.names.at(sequence).name, name.name);
+  }
+  file(kRootInode, "new");
+  EXPECT_EQ(wait(metadata_->list(kRootInode, few)).listing.names.size(), 11u);
+  for (int i = 290; i < 300; ++i) EXPECT_EQ(unlink(kRootInode, "f" + std::to_string(i)), 0);
+  EXPECT_EQ(list(kRootInode), "new ");
+}
+
+TEST_F(MetadataTest, ExtendedAttributes) {
+  AttributeRequest set;
+  set.inode = file(kRootInode, "a");
+  set.name = "user.b";
+  set.value = "1";
+  EXPECT_EQ(wait(metadata_->set_attribute(set, true)).error, ENODATA);
+  set.flags = 2;
+  EXPECT_EQ(wait(metadata_->set_attribute(set, false)).error, ENODATA);
+  set.flags = 1;
+  EXPECT_EQ(wait(metadata_->set_attribute(set, false)).error, 0);
+  EXPECT_EQ(wait(metadata_->set_attribute(set, false)).error, EEXIST);
+  set.flags = 0;
+  set.name = "user.a";
+  EXPECT_EQ(wait(metadata_->set_attribute(set, false)).error, 0);
+  const auto attributes = wait(metadata_->get_attributes(set.inode)).attributes;
+  ASSERT_EQ(attributes.size(), 2u);
+  EXPECT_EQ(attributes[0].first, "user.a");
+  EXPECT_EQ(wait(metadata_->set_attribute(set, true)).error, 0);
+  set.name = "user.b";
+  EXPECT_FALSE(wait(metadata_->set_attribute(set, true)).inode->has(Inode::kHasAttributes));
+  EXPECT_EQ(unlink(kRootInode, "a"), 0);
+  EXPECT_TRUE(keys("x/").empty());
+}
+
+TEST_F(MetadataTest, EverythingSurvivesAStoreThatWasKilled) {
+  const InodeId d = dir(kRootInode, "d"), a = file(d, "a");
+  store_->restart(true);
+  EXPECT_EQ(at(d, "a"), raw(a));
+  EXPECT_EQ(list(kRootInode), "d ");
+}
+
+// Whatever request was its last, others find the change done or not done, and nothing of it is left behind.
+class CrashTest : public MetadataTest {
+ protected:
+  // Sets up with `prepare`, runs `change` on a client that dies after 0, 1, 2... requests, and `check`s each time after
+  // the time when others settle what was abandoned. Returns how many requests the whole change takes.
+  template <typename Prepare, typename Change, typename Check>
+  int at_every_step(Prepare prepare, Change change, Check check) {
+    for (int requests = 0;; ++requests) {
+      const InodeId top = dir(kRootInode, "top" + std::to_string(requests));
+      prepare(top);
+      DyingClient dying(*client_, requests);
+      MetadataOptions options;
+      Metadata crashing(dying, store_->clock(), options);
+      change(crashing, top);
+      later(10);
+      SCOPED_TRACE("died at request " + std::to_string(requests));
+      check(top);
+      later(60);
+      if (!dying.died()) return requests;
+      if (requests > 50) ADD_FAILURE() << "never done";
+      if (requests > 50) return requests;
+    }
+  }
+};
+
+TEST_F(CrashTest, RenameAcrossDirectories) {
+  at_every_step(
+      [&](InodeId top) {
+        file(dir(top, "s"), "a");
+        file(dir(top, "t"), "b");
+      },
+      [&](Metadata& crashing, InodeId top) {
+        const InodeId s{at(top, "s")}, t{at(top, "t")};
+        wait(crashing.rename(s, "a", t, "b", 0));
+      },
+      [&](InodeId top) {
+        const InodeId s{at(top, "s")}, t{at(top, "t")};
+        const auto a = at(s, "a"), b = at(t, "b");
+        EXPECT_NE(b, 0u);
+        EXPECT_NE(a, b);
+        EXPECT_EQ(list(s), a != 0 ? "a " : "");
+        EXPECT_EQ(list(t), "b ");
+        // Both directories work as ever.
+        if (a != 0) {
+          EXPECT_EQ(unlink(s, "a"), 0);
+        }
+        EXPECT_EQ(rename(t, "b", s, "a"), 0);
+        EXPECT_EQ(rmdir(top, "t"), 0);
+      });
+}
+
+TEST_F(CrashTest, RenameOfADirectoryOverAnother) {
+  at_every_step(
+      [&](InodeId top) {
+        dir(dir(top, "s"), "a");
+        dir(dir(top, "t"), "b");
+      },
+      [&](Metadata& crashing, InodeId top) {
+        const InodeId s{at(top, "s")}, t{at(top, "t")};
+        wait(crashing.rename(s, "a", t, "b", 0));
+      },
+      [&](InodeId top) {
+        later(40);  // the rename lock
+        const InodeId s{at(top, "s")}, t{at(top, "t")};
+        const auto a = at(s, "a"), b = at(t, "b");
+        EXPECT_NE(b, 0u);
+        EXPECT_NE(a, b);
+        if (a == 0) {
+          EXPECT_EQ(wait(metadata_->getattr(InodeId{b})).inode->parent, t);
+        }
+        EXPECT_EQ(make_file(InodeId{b}, "x").error, 0);  // alive
+        EXPECT_EQ(unlink(InodeId{b}, "x"), 0);
+        EXPECT_EQ(rename(t, "b", s, "c"), 0);
+        EXPECT_EQ(rmdir(s, "c"), 0);
+      });
+}
+
+TEST_F(CrashTest, RemoveDirectory) {
+  at_every_step([&](InodeId top) { dir(top, "d"); },
+                [&](Metadata& crashing, InodeId top) { wait(crashing.remove_directory(top, "d")); },
+                [&](InodeId top) {
+                  const auto d = at(top, "d");
+                  if (d != 0) {
+                    EXPECT_EQ(make_file(InodeId{d}, "x").error, 0);
+                    EXPECT_EQ(unlink(InodeId{d}, "x"), 0);
+                    EXPECT_EQ(rmdir(top, "d"), 0);
+                  }
+                  EXPECT_EQ(make_dir(top, "d").error, 0);
+                  EXPECT_EQ(rmdir(top, "d"), 0);
+                });
+}
+
+TEST_F(CrashTest, MakeDirectory) {
+  at_every_step([](InodeId) {},
+                [&](Metadata& crashing, InodeId top) {
+                  CreateRequest request;
+                  request.name = "d";
+                  request.mode = S_IFDIR | 0755;
+                  wait(crashing.make_directory(top, request, Inode{}));
+                },
+                [&](InodeId top) {
+                  const auto d = at(top, "d");
+                  if (d == 0) {
+                    EXPECT_EQ(make_dir(top, "d").error, 0);
+                  }
+                  EXPECT_EQ(make_file(InodeId{at(top, "d")}, "x").error, 0);
+                  EXPECT_EQ(unlink(InodeId{at(top, "d")}, "x"), 0);
+                  EXPECT_EQ(rmdir(top, "d"), 0);
+                });
+}
+
+TEST_F(CrashTest, ExchangeAcrossDirectories) {
+  at_every_step(
+      [&](InodeId top) {
+        dir(dir(top, "s"), "a");
+        file(dir(top, "t"), "b");
+      },
+      [&](Metadata& crashing, InodeId top) {
+        const InodeId s{at(top, "s")}, t{at(top, "t")};
+        wait(crashing.rename(s, "a", t, "b", kExchange));
+      },
+      [&](InodeId top) {
+        later(40);
+        const InodeId s{at(top, "s")}, t{at(top, "t")};
+        const Reply a = find(s, "a"), b = find(t, "b");
+        ASSERT_EQ(a.error, 0);
+        ASSERT_EQ(b.error, 0);
+        EXPECT_NE(is_directory(a.inode->mode), is_directory(b.inode->mode));
+        EXPECT_EQ(links(s) + links(t), 5u);
+      });
+}
+
+}  // namespace
+}  // namespace fusionfs
