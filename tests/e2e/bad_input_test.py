@@ -210,7 +210,7 @@ class BadInput(unittest.TestCase):
             self.refused(box, (2, 4), ["fusionfs", "mount", mount], mount)
             keeps = os.open(mount, os.O_RDONLY)
             try:
-                self.refused(box, (4, 5, 7), ["fusionfs", "umount", mount], "busy")
+                self.refused(box, (4, 5, 7), ["fusionfs", "umount", mount], "in use")
             finally:
                 os.close(keeps)
             box.umount(mount)
