@@ -56,7 +56,7 @@ struct Job {
   bool has_items = false;
   std::uint64_t submitted_us = 0;
   std::int64_t first_index = 0;  // array: {} of task i is first_index + i * index_step
-  std::int64_t index_step = 1;
+  std::int64_t index_step = 0;   // 0: not an array
   bool shell = false;  // argv[0] is a line for /bin/sh
   bool graph = false;  // items carry parents
 

@@ -88,6 +88,8 @@ class Scheduler {
   std::vector<Action> take_actions(base::Time now);
   base::Time wake_at() const { return wake_at_; }  // Time::max(): no timer is needed
 
+  bool knows(const std::string& job) const { return jobs_.count(job) != 0; }
+  bool has_unrecorded() const { return unrecorded_ > 0; }
   std::size_t job_count() const { return jobs_.size(); }
   std::size_t running_count() const { return runs_.size(); }
 
