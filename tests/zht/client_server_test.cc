@@ -57,6 +57,18 @@ class ClientTest : public testing::Test {
       support::wait_until(20s, [&] { return !support::process_exists(pid); });
     }
   }
+  // Stopped in all its threads when this returns: the signal reaches each at its own time.
+  void stop_still() {
+    const std::string tasks = "/proc/" + std::to_string(node()) + "/task";
+    ASSERT_EQ(kill(node(), SIGSTOP), 0);
+    ASSERT_TRUE(support::wait_until(20s, [&] {
+      for (const auto& task : std::filesystem::directory_iterator(tasks)) {
+        const auto stat = support::read_file(task.path().string() + "/stat");
+        if (!stat || stat->find(") T ") == std::string::npos) return false;
+      }
+      return true;
+    }));
+  }
   std::string folder_, data_;
 };
 
@@ -218,7 +230,7 @@ TEST_F(ClientTest, ACallbackSurvivesTheNode) {
 TEST_F(ClientTest, ASilentNodeMeansMayHaveHappenedForChangesAlone) {
   const auto c = client();
   ASSERT_TRUE(c->insert("k", "v"));
-  ASSERT_EQ(kill(node(), SIGSTOP), 0);
+  stop_still();
   EXPECT_EQ(c->call(Operation::insert("k", "w"), 200ms).code, Code::timeout);
   EXPECT_EQ(c->call(Operation::lookup("k"), 200ms).code, Code::unavailable);
   const auto answers = c->call_all({Operation::append("l", "1"), Operation::lookup("k")}, 200ms);
