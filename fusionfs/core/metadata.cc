@@ -502,7 +502,7 @@ Task<Reply> Metadata::rename_within(HomeId home, std::string from_name, std::str
       settle_links(reply, reply.other);
       if (reply.debt != 0) co_await pay(reply.other_entry->inode, home, reply.debt);
     }
-    if (!reply.inode && !is_directory(reply.entry->type)) {
+    if (reply.done && !reply.inode) {
       SetRequest touch;  // an inode of another home: its ctime
       touch.inode = reply.entry->inode;
       touch.now = request.now;

@@ -372,6 +372,7 @@ Result<Reply> rename(Transaction& tables, HomeId home, const RenameRequest& requ
     TRY(shard.add(request.to, *from, request.now));
     TRY(shard.set_ctime(from->inode, request.now, reply.inode));
     TRY(shard.set_ctime(to->inode, request.now, reply.other));
+    reply.done = true;
     return reply;
   }
   if (to) {
@@ -392,6 +393,7 @@ Result<Reply> rename(Transaction& tables, HomeId home, const RenameRequest& requ
   TRY(shard.take(request.from, *from, request.now));
   TRY(shard.add(request.to, *from, request.now));
   TRY(shard.set_ctime(from->inode, request.now, reply.inode));
+  reply.done = true;
   return reply;
 }
 
@@ -627,7 +629,7 @@ Result<Reply> setattr(Transaction& tables, HomeId home, const SetRequest& reques
     }
     if (!set(SetRequest::kMtime)) inode.mtime = request.now;
   }
-  if (!(directory && request.fields_set == SetRequest::kParent)) inode.ctime = request.now;
+  inode.ctime = request.now;
   if (directory) {
     if (set(SetRequest::kMtime)) TRY(shard.touch(request.mtime, request.now));
     TRY(shard.put(inode));

@@ -126,7 +126,7 @@ struct Reply {
   std::optional<Entry> other_entry;  // rename: what was replaced, or stands in the way
   std::optional<Inode> other;        // its inode as it is now, when it lives in this home
   bool gone = false;                 // the inode that lost a link was removed with its last: its chunks can go
-  bool done = false;                 // transfers: the move took place
+  bool done = false;                 // rename and transfers: the move took place
   std::uint64_t debt = 0;            // a link is to be taken off an inode of another home
   std::vector<Inode> inodes;
   template <typename A>
