@@ -509,7 +509,7 @@ int run(int argc, char** argv) {
       "novoht works on a NoVoHT store, a persistent hash table in a folder, that no other process has open.\n"
       "Exit status: 0 done, 2 usage, 3 no such key, 4 conflict or locked, 6 no space, 7 damaged, 8 newer format.",
       "novoht");
-  app.require_subcommand(1);
+  app.require_subcommand(0, 1);  // an unknown option is told before a missing verb
   const auto verb = [&](const char* name, const char* examples, const char* what) {
     CLI::App* const sub = app.add_subcommand(name, std::string("Examples:\n") + examples + "\n" + what);
     sub->add_option("FOLDER", arguments.folder, "the store's folder")->required();
@@ -572,6 +572,10 @@ int run(int argc, char** argv) {
     return app.exit(help);
   } catch (const CLI::ParseError& error) {
     std::fprintf(stderr, "novoht: %s; see `novoht --help`\n", error.what());
+    return 2;
+  }
+  if (app.get_subcommands().empty()) {
+    std::fprintf(stderr, "novoht: no command given; see `novoht --help`\n");
     return 2;
   }
   Result<void> done;

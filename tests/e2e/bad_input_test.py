@@ -15,6 +15,15 @@ import harness
 from harness import Sandbox
 
 
+def crc32c(data):
+    crc = 0xffffffff
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82f63b78 if crc & 1 else 0)
+    return crc ^ 0xffffffff
+
+
 class BadInput(unittest.TestCase):
     def refused(self, box, status, argv, says="", input=None, **options):
         """Runs argv; wants `status` (or one of several) and one line on stderr that holds `says`."""
@@ -129,18 +138,17 @@ class BadInput(unittest.TestCase):
             self.newer_format(box)
 
     def newer_format(self, box):
-        changed = 0
-        for folder, _, files in os.walk(os.path.join(box.data, "store")):
-            for name in files:
-                path = os.path.join(folder, name)
-                with open(path, "r+b") as file:
-                    head = file.read(12)
-                    if len(head) == 12 and head[:4].isalnum():
-                        file.seek(8)
-                        file.write(b"\xff\xff\xff\x7f")
-                        changed += 1
-        if changed:
-            self.refused(box, (7, 8), ["zht", "serve"], "store")
+        path = os.path.join(box.data, "store", "0", "STORE")
+        with open(path, "r+b") as file:
+            header = bytearray(file.read(40))  # novoht/FORMAT.md: magic, format, ..., checksum of what is before it
+            header[8:12] = (999).to_bytes(4, "little")
+            header[36:40] = crc32c(header[:36]).to_bytes(4, "little")
+            file.seek(0)
+            file.write(header)
+        self.refused(box, 8, ["zht", "serve"], "999")
+        with open(path, "r+b") as file:
+            file.write(b"garbage!")
+        self.refused(box, (2, 7), ["zht", "serve"], path)
 
     def test_services_keys(self):
         harness.need("fabriq", "matrix")
@@ -202,7 +210,7 @@ class BadInput(unittest.TestCase):
             self.refused(box, (2, 4), ["fusionfs", "mount", mount], mount)
             keeps = os.open(mount, os.O_RDONLY)
             try:
-                self.refused(box, (4, 5, 7), ["fusionfs", "umount", mount], "busy")
+                self.refused(box, (4, 5, 7), ["fusionfs", "umount", mount], "in use")
             finally:
                 os.close(keeps)
             box.umount(mount)

@@ -60,7 +60,7 @@ class Files(unittest.TestCase):
             box.run("cp", "-a", local, copy)
             self.same(expected, digest(copy), "cp -a")
 
-            box.run("tar", "-C", mount, "-cf", os.path.join(mount, "a.tar"), "copy")
+            box.run("tar", "--format=posix", "-C", mount, "-cf", os.path.join(mount, "a.tar"), "copy")
             os.mkdir(os.path.join(mount, "untar"))
             box.run("tar", "-C", os.path.join(mount, "untar"), "-xpf", os.path.join(mount, "a.tar"))
             self.same(expected, digest(os.path.join(mount, "untar", "copy")), "tar")

@@ -104,6 +104,7 @@ struct Node::Parts final : net::FrameHandler {
   net::EventLoop loop;
   std::unique_ptr<net::FrameServer> endpoint;
   std::optional<ServiceKeeper> services;
+  std::pair<std::string, std::uint16_t> address;  // of settings.listen
   std::string tcp, unix_path;
   bool stopping = false;
 
@@ -113,6 +114,7 @@ struct Node::Parts final : net::FrameHandler {
   void keep_services();
   void stop();
   Result<void> open_instances(const Procedures& procedures);
+  Result<void> listen_as_manager();
   Result<void> listen();
 };
 
@@ -258,9 +260,9 @@ Result<void> Node::Parts::open_instances(const Procedures& procedures) {
   return {};
 }
 
-Result<void> Node::Parts::listen() {
+// The one address a user chooses, before anything is recovered: a bad or taken one is told at once.
+Result<void> Node::Parts::listen_as_manager() {
   endpoint = std::make_unique<net::FrameServer>(loop, *this);
-  std::pair<std::string, std::uint16_t> address;
   if (!settings.listen.empty()) {
     TRY_LET(parsed, net::parse_address(settings.listen));
     address = parsed;
@@ -269,6 +271,10 @@ Result<void> Node::Parts::listen() {
     TRY_LET(bound, endpoint->listen_tcp(settings.listen));
     tcp = bound;
   }
+  return {};
+}
+
+Result<void> Node::Parts::listen() {
   for (std::uint32_t i = 0; i < instances.size(); i++) {
     if (!settings.listen.empty()) {
       const std::string host = address.first.find(':') == std::string::npos ? address.first : "[" + address.first + "]";
@@ -317,6 +323,7 @@ Result<std::unique_ptr<Node>> Node::start(const Settings& settings, const Proced
                                std::min(8u, std::max(1u, std::thread::hardware_concurrency()))));
   parts.identity = identity;
   parts.services.emplace(settings.data);
+  TRY(parts.listen_as_manager());
   TRY(parts.open_instances(procedures));
   TRY(parts.listen());
   for (auto& instance : parts.instances) instance->run();

@@ -13,6 +13,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <thread>
 
@@ -258,7 +259,13 @@ bool process_exists(pid_t pid) {
   if (!std::getline(stat, text)) return false;
   // The state follows the name, which is in parentheses and may itself hold any character.
   const std::size_t close_paren = text.rfind(')');
-  return close_paren == std::string::npos || close_paren + 2 >= text.size() || text[close_paren + 2] != 'Z';
+  if (close_paren == std::string::npos || close_paren + 2 >= text.size() || text[close_paren + 2] != 'Z') return true;
+  // A zombie with threads that still run has its files open.
+  std::error_code gone;
+  std::filesystem::directory_iterator task("/proc/" + std::to_string(pid) + "/task", gone), end;
+  std::size_t threads = 0;
+  for (; !gone && task != end; task.increment(gone)) threads++;
+  return threads > 1;
 }
 
 Result<void> stop_process(pid_t pid, milliseconds patience) {

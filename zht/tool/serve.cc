@@ -33,6 +33,7 @@ base::Result<int> serve(const support::Program& program, const Flags& flags, con
     return config.set(key, value, std::string("--") + key);
   };
   TRY(flag("listen", flags.listen));
+  if (flags.instances == "0") return base::fail(base::Code::invalid, "--instances 0: a node has at least one instance");
   TRY(flag("instances", flags.instances));
   TRY(flag("partitions", flags.partitions));
   TRY(flag("durability", flags.durability));
