@@ -40,6 +40,7 @@ class MemoryTables {
     return found;
   }
   zht::Version version_of(const std::string& key) { return values_.count(key) != 0 ? values_[key].version : 0; }
+  std::string value_of(const std::string& key) { return values_.count(key) != 0 ? values_[key].bytes : std::string(); }
 
   struct Cost {
     std::uint64_t steps = 0, read = 0, written = 0;
@@ -66,7 +67,7 @@ class MemoryTables {
       if (at == tables_.values_.end() || tables_.gone(at->second)) return std::nullopt;
       const Value& value = at->second;
       Found found;
-      found.version = undo_.count(at->first) != 0 ? 0 : value.version;
+      found.version = undo_.count(at->first) + grown_.count(at->first) != 0 ? 0 : value.version;
       found.size = value.bytes.size();
       found.fragment_count = static_cast<std::uint32_t>(value.fragments.size());
       found.expires = value.expires;
@@ -94,8 +95,16 @@ class MemoryTables {
       return limits();
     }
     zht::Result<void> append(zht::Bytes key, zht::Bytes bytes) override {
-      Value& value = change(key);
-      if (tables_.gone(value)) value = {.version = value.version};
+      step(key);
+      const std::string name(key);
+      const auto at = tables_.values_.find(name);
+      const bool grows = at != tables_.values_.end() && !tables_.gone(at->second);
+      // A long value is not copied for the sake of undoing: its length is enough.
+      if (grows && undo_.count(name) == 0 && grown_.count(name) == 0)
+        grown_[name] = {at->second.bytes.size(), at->second.fragments.size(), at->second.version};
+      Value& value = grows ? at->second : change(key);
+      if (!grows) value = {};
+      value.version = tables_.version_ + 1;
       value.bytes += bytes;
       value.fragments.push_back(static_cast<std::uint32_t>(bytes.size()));
       cost_.written += bytes.size();
@@ -107,15 +116,25 @@ class MemoryTables {
       return limits();
     }
     void undo() {
+      for (const auto& [key, before] : grown_) restore(tables_.values_[key], before);
       for (auto& [key, before] : undo_) {
         if (before) tables_.values_[key] = std::move(*before);
         else tables_.values_.erase(key);
       }
     }
-    bool changed() const { return !undo_.empty(); }
+    bool changed() const { return !undo_.empty() || !grown_.empty(); }
     Cost cost() const { return cost_; }
 
    private:
+    struct Length {
+      std::size_t size = 0, fragments = 0;
+      zht::Version version = 0;
+    };
+    static void restore(Value& value, const Length& before) {
+      value.bytes.resize(before.size);
+      value.fragments.resize(before.fragments);
+      value.version = before.version;
+    }
     void step(zht::Bytes key) {
       CHECK(zht::hash_tag(key) == tag_, key);
       cost_.steps++;
@@ -124,8 +143,13 @@ class MemoryTables {
       step(key);
       const std::string name(key);
       const auto at = tables_.values_.find(name);
-      if (undo_.count(name) == 0)
+      if (undo_.count(name) == 0) {
         undo_[name] = at == tables_.values_.end() ? std::optional<Value>() : std::optional<Value>(at->second);
+        if (const auto grown = grown_.find(name); grown != grown_.end()) {
+          restore(*undo_[name], grown->second);
+          grown_.erase(grown);
+        }
+      }
       Value& value = tables_.values_[name];
       value.version = tables_.version_ + 1;
       return value;
@@ -138,6 +162,7 @@ class MemoryTables {
     MemoryTables& tables_;
     std::string tag_;
     std::map<std::string, std::optional<Value>> undo_;
+    std::map<std::string, Length> grown_;  // values that were only appended to
     Cost cost_;
   };
 
