@@ -87,7 +87,7 @@ void add_insert(support::Program& program) {
 void add_lookup(support::Program& program) {
   auto& verb = program.verb("lookup", "Prints the value of a key.", {"zht lookup greeting", "zht lookup log --tail 3"});
   auto request = add_key(verb.options());
-  verb.options().add_flag("--raw", request->raw, "the bytes alone, no newline on a terminal");
+  verb.options().add_flag("--raw", request->raw, "the bytes alone, no newline after them");
   verb.options().add_option("--offset", request->offset, "first byte to print");
   verb.options().add_option("--size", request->size, "how many bytes at most");
   verb.options().add_option("--tail", request->tail, "the last so many fragments: what the last appends added");
@@ -203,7 +203,7 @@ void add_callback(support::Program& program) {
   verb.options().add_flag("--present", request->present, "until it is there");
   verb.options().add_flag("--absent", request->absent, "until it is not there");
   verb.options().add_option("--after", request->after, "until its version is later than this");
-  verb.options().add_flag("--raw", request->raw, "the bytes alone, no newline on a terminal");
+  verb.options().add_flag("--raw", request->raw, "the bytes alone, no newline after them");
   verb.action([&program, &verb, request]() -> Result<void> {
     const bool equals = verb.options().get_option("--equals")->count() > 0, after = verb.options().get_option("--after")->count() > 0;
     if (int{request->changed} + int{equals} + int{request->present} + int{request->absent} + int{after} > 1)
@@ -234,7 +234,7 @@ void add_update(support::Program& program) {
   auto request = add_key(verb.options());
   verb.options().add_option("procedure", request->procedure, "add, max, set_if, list_take, or one of a service")->required();
   verb.options().add_option("arguments", request->arguments, "what the procedure is given; after -- when it begins with a dash");
-  verb.options().add_flag("--raw", request->raw, "the bytes alone, no newline on a terminal");
+  verb.options().add_flag("--raw", request->raw, "the bytes alone, no newline after them");
   verb.action([&program, request]() -> Result<void> {
     TRY_LET(outcome, run(program, Operation::update(request->key, request->procedure, request->arguments)));
     if (!program.common().json) {

@@ -40,7 +40,7 @@ void put_bytes(nlohmann::json& to, const std::string& field, Bytes bytes) {
 
 void print_value(const std::string& value, bool raw) {
   std::cout << value;
-  if (!raw && support::stdout_is_tty()) std::cout << "\n";
+  if (!raw) std::cout << "\n";
 }
 
 Error error_of(const Outcome& outcome, Bytes key) {

@@ -21,7 +21,7 @@ struct ValueSource {
 // "field": text when it is UTF-8, else "field_b64".
 void put_bytes(nlohmann::json& to, const std::string& field, Bytes bytes);
 
-// The value's bytes on stdout; a newline after them on a tty, unless `raw`.
+// The value's bytes on stdout and, unless `raw`, a newline.
 void print_value(const std::string& value, bool raw);
 
 // The error of an outcome, saying which key it is about.
