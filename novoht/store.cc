@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "novoht/base/random.h"
+#include "novoht/core/background.h"
 #include "novoht/core/checkpoint.h"
 #include "novoht/core/log.h"
 #include "novoht/core/recovery.h"
@@ -103,8 +104,10 @@ class StoreImpl final : public Store {
  public:
   StoreImpl(base::FileSystem& files, std::string folder, Options options)
       : files_(files), folder_(std::move(folder)), options_(options),
-        log_(files, folder_, options.segment_size, [this] { return live_bytes(tables_); }) {}
+        log_(files, folder_, options.segment_size, [this] { return live_bytes(tables_); }),
+        background_(files.threads()) {}
   ~StoreImpl() override {
+    (void)wait_for_background().has_value();
     checkpoint_.reset();
     if (!options_.read_only) log_.close();
   }
@@ -176,7 +179,10 @@ class StoreImpl final : public Store {
   bool log_is_long() const;
   Result<bool> step();
   Result<void> begin_checkpoint(TableId table);
-  Result<bool> continue_checkpoint(std::size_t bytes);
+  Result<void> continue_checkpoint(std::size_t bytes);
+  Result<void> start_sync(bool with_checkpoint);
+  Result<void> take_background(Result<void> outcome);
+  Result<void> wait_for_background();
   Result<bool> remove_doomed();
 
   base::FileSystem& files_;
@@ -191,6 +197,7 @@ class StoreImpl final : public Store {
 
   std::unique_ptr<core::CheckpointWriter> checkpoint_;  // being written
   TableId checkpoint_table_{};
+  core::CheckpointEnd checkpoint_end_;
   std::vector<Doomed> doomed_;  // dropped tables whose checkpoint may still be there
   std::vector<Change> with_removes_;
 
@@ -205,6 +212,12 @@ class StoreImpl final : public Store {
   std::uint64_t records_ = 0, checkpoints_ = 0, failures_ = 0, rest_ = 0, next_rest_ = 1;
   std::uint64_t recovered_records_ = 0, recovered_bytes_ = 0, torn_bytes_ = 0;
   std::string last_failure_;
+
+  // Syncs the log, and then, when a checkpoint is being finished, that.
+  std::unique_ptr<SyncJob> log_job_;
+  Result<void> log_outcome_;
+  bool finishing_checkpoint_ = false;
+  core::Background background_;  // last: what it works on outlives it
 };
 
 // --- changes ---
@@ -285,6 +298,7 @@ Result<void> StoreImpl::drop(TableId table) {
   if (options_.read_only) return base::fail(Code::invalid, folder_, ": the store was opened for reading only");
   TableState* const state = tables_.find(table);
   if (state == nullptr) return {};
+  if (checkpoint_ != nullptr && checkpoint_table_ == table) TRY(wait_for_background());
   const std::size_t size = core::record_size({}, {}, 0);
   TRY_LET(to, log_.room(size));
   core::RecordFields fields;
@@ -377,27 +391,56 @@ Result<void> StoreImpl::begin_checkpoint(TableId table) {
   return {};
 }
 
-Result<bool> StoreImpl::continue_checkpoint(std::size_t bytes) {
+// Writes some more of the checkpoint; when that was all, its end is left to the background.
+Result<void> StoreImpl::continue_checkpoint(std::size_t bytes) {
   TableState& state = *tables_.find(checkpoint_table_);
-  const auto abandon = [&](base::Error error) {
-    checkpoint_.reset();
-    return error;
-  };
   auto walked = checkpoint_->write_some(state.table, bytes);
-  if (!walked) return abandon(std::move(walked).error());
-  if (!*walked) return true;
-  // Entries may be as new as the log's last record, so the log must not be older than them.
-  if (log_.dirty()) {
-    if (auto synced = log_.sync(); !synced) return abandon(std::move(synced).error());
+  if (walked && !*walked) return {};
+  if (walked) {
+    checkpoint_end_ = {.entries = checkpoint_->entries(), .version = state.version, .position = log_.position()};
+    auto started = start_sync(true);
+    if (started) return {};
+    checkpoint_.reset();
+    return started;
   }
-  const core::CheckpointEnd end{.entries = checkpoint_->entries(), .version = state.version, .position = log_.position()};
-  if (auto finished = checkpoint_->finish(end, folder_); !finished) return abandon(std::move(finished).error());
-  state.checkpoint_bytes = checkpoint_->size();
-  state.unsaved_from = state.changed_since;
-  std::erase_if(doomed_, [&](const Doomed& one) { return one.table == checkpoint_table_; });
   checkpoint_.reset();
-  checkpoints_++;
-  return false;
+  return std::move(walked).error();
+}
+
+// A checkpoint's entries may be as new as the log's last record, so the log is synced before the checkpoint has its name.
+Result<void> StoreImpl::start_sync(bool with_checkpoint) {
+  TRY_LET(job, log_.begin_sync());
+  log_job_ = std::move(job);
+  finishing_checkpoint_ = with_checkpoint;
+  background_.start([this, with_checkpoint]() -> Result<void> {
+    log_outcome_ = log_job_->run();
+    if (!log_outcome_) return log_outcome_;
+    if (with_checkpoint) return checkpoint_->finish(checkpoint_end_, folder_);
+    return {};
+  });
+  if (auto outcome = background_.poll()) return take_background(*std::move(outcome));
+  return {};
+}
+
+Result<void> StoreImpl::take_background(Result<void> outcome) {
+  log_.finish_sync(log_outcome_);
+  log_job_.reset();
+  if (!finishing_checkpoint_) return outcome;
+  finishing_checkpoint_ = false;
+  if (outcome) {
+    TableState& state = *tables_.find(checkpoint_table_);
+    state.checkpoint_bytes = checkpoint_->size();
+    state.unsaved_from = state.changed_since;
+    std::erase_if(doomed_, [&](const Doomed& one) { return one.table == checkpoint_table_; });
+    checkpoints_++;
+  }
+  checkpoint_.reset();
+  return outcome;
+}
+
+Result<void> StoreImpl::wait_for_background() {
+  if (auto outcome = background_.wait()) return take_background(*std::move(outcome));
+  return {};
 }
 
 Result<bool> StoreImpl::remove_doomed() {
@@ -413,15 +456,22 @@ Result<bool> StoreImpl::remove_doomed() {
   return !doomed_.empty();
 }
 
-// One piece of work, the most urgent. Returns whether there is more.
+// One piece of work, the most urgent. Returns whether there is more that need not wait.
 Result<bool> StoreImpl::step() {
-  if (log_.wants_spare()) {
-    TRY_LET(more, log_.prepare());
-    if (more) return true;
+  TRY(log_.prepare());
+  if (background_.running()) {
+    auto outcome = background_.poll();
+    if (!outcome) return false;
+    TRY(take_background(*std::move(outcome)));
+    return true;
   }
   if (checkpoint_ != nullptr) {
-    TRY_LET(more, continue_checkpoint(options_.maintain_slice));
-    return more || log_is_long();
+    TRY(continue_checkpoint(options_.maintain_slice));
+    return !background_.running();
+  }
+  if (log_.wants_sync_for_trim()) {
+    TRY(start_sync(false));
+    return !background_.running();
   }
   TRY_LET(more_trimmed, log_.drop_trimmed());
   if (more_trimmed) return true;
@@ -468,14 +518,22 @@ Result<bool> StoreImpl::maintain(base::Duration budget) {
 Result<void> StoreImpl::compact() {
   if (options_.read_only) return base::fail(Code::invalid, folder_, ": the store was opened for reading only");
   if (log_.failed()) return log_.failure();
-  while (checkpoint_ != nullptr) TRY(continue_checkpoint(options_.maintain_slice));
+  const auto complete = [this]() -> Result<void> {
+    TRY(wait_for_background());
+    while (checkpoint_ != nullptr) {
+      TRY(continue_checkpoint(std::size_t{1} << 20));
+      TRY(wait_for_background());
+    }
+    return {};
+  };
+  TRY(complete());
   std::vector<TableId> unsaved;
   tables_.each([&](TableId id, const TableState& state) {
     if (state.unsaved_from) unsaved.push_back(id);
   });
   for (const TableId table : unsaved) {
     TRY(begin_checkpoint(table));
-    while (checkpoint_ != nullptr) TRY(continue_checkpoint(std::size_t{1} << 20));
+    TRY(complete());
   }
   if (log_.dirty()) TRY(log_.sync());
   for (bool more = !doomed_.empty(); more;) {

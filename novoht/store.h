@@ -11,7 +11,9 @@
 //   TRY(store->flush());   // a killed process loses nothing from here on
 //   TRY(store->sync());    // nor does a loss of power
 //
-// Single writer: one thread at a time may call a Store (SyncJob::run excepted). Source: [NoVoHT] II, [ZHT] 2.8.
+// Single writer: one thread at a time may call a Store (SyncJob::run excepted). A store has threads of its own for what
+// would keep that one waiting in maintain(), where the FileSystem allows it.
+// Source: [NoVoHT] II, [ZHT] 2.8.
 #pragma once
 
 #include <cstdint>

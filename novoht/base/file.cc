@@ -68,10 +68,10 @@ class RealFile final : public File {
   Result<void> reserve(std::uint64_t size) override {
     TRY_LET(old_size, this->size());
     if (size <= old_size) return {};
-    // Blocks first, where the file system can: a full disk is then known before anything is written. Then zeros, so
-    // that a later sync finds blocks already written and has no extent to convert.
-    const int refused = ::posix_fallocate(descriptor_, static_cast<off_t>(old_size), static_cast<off_t>(size - old_size));
-    if (refused != 0 && refused != EOPNOTSUPP && refused != EINVAL) {
+    // Where the file system can reserve blocks, nothing need be written; else zeros are.
+    if (::fallocate(descriptor_, 0, static_cast<off_t>(old_size), static_cast<off_t>(size - old_size)) == 0) return {};
+    if (errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL) {
+      const int refused = errno;
       (void)!::ftruncate(descriptor_, static_cast<off_t>(old_size));
       return failed_at(refused, "reserve", path_, old_size, size - old_size);
     }

@@ -27,7 +27,8 @@ class File {
   virtual Result<std::uint64_t> size() = 0;
   virtual Result<void> truncate(std::uint64_t size) = 0;
   // Makes the file `size` bytes long, the new bytes zero AND backed by disk blocks, so that a later write into them
-  // cannot fail for lack of space. no_space leaves the file as it was.
+  // cannot fail for lack of space. no_space leaves the file as it was. (A file system may note the first write to such a
+  // block; where syncs are to be cheapest, write zeros over them beforehand.)
   virtual Result<void> reserve(std::uint64_t size) = 0;
 };
 
@@ -49,6 +50,8 @@ class FileSystem {
   virtual Result<std::vector<std::string>> list(const std::string& folder) = 0;  // names, sorted
   virtual Result<void> make_folder(const std::string& path) = 0;                 // and its parents; fine when there
   virtual Result<void> sync_folder(const std::string& path) = 0;                 // names survive a loss of power
+  // Whether work may be handed to other threads. Not where a run must repeat exactly (MemoryFiles).
+  virtual bool threads() const { return true; }
   // Takes the file's exclusive lock, made when absent. conflict when another process (or File) holds it; the message
   // names the holder's pid where known.
   virtual Result<std::unique_ptr<FileLock>> lock(const std::string& path) = 0;

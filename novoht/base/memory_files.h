@@ -41,6 +41,8 @@ class MemoryFiles final : public FileSystem {
   Result<void> sync_folder(const std::string& path) override;
   Result<std::unique_ptr<FileLock>> lock(const std::string& path) override;
 
+  bool threads() const override { return false; }
+
   // --- faults ---
   // Operation `number` (from 1, see operations()) is done in part and fails with io, as does every later one until
   // crash() or kill().

@@ -2,13 +2,15 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <bit>
 #include <new>
 
 namespace novoht::core {
 namespace {
 
-constexpr std::size_t kChunk = std::size_t{1} << 20;
+constexpr std::size_t kSmallChunk = std::size_t{256} << 10, kSmallChunks = 4;
+constexpr std::size_t kChunk = std::size_t{2} << 20;  // a huge page
 
 // Sizes over kExact: eight lists to each doubling. Returns the list's index above the exact ones and rounds `size` up.
 std::size_t list_of(std::size_t& size) {
@@ -22,30 +24,68 @@ std::size_t list_of(std::size_t& size) {
 }  // namespace
 
 Arena::~Arena() {
-  for (char* chunk : chunks_) ::munmap(chunk, kChunk);
+  for (const Chunk& chunk : chunks_) ::munmap(chunk.begin, chunk.size);
+}
+
+// The first chunks are small, as most stores are. The others are mapped a huge page longer than needed and cut to one's
+// boundaries.
+Arena::Rest Arena::make_chunk() {
+  const auto map = [](std::size_t size) {
+    void* const mapped = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapped == MAP_FAILED) throw std::bad_alloc();
+    return static_cast<char*>(mapped);
+  };
+  Chunk chunk{nullptr, kSmallChunk};
+  if (chunks_.size() < kSmallChunks) {
+    chunk.begin = map(kSmallChunk);
+  } else {
+    char* const wide = map(2 * kChunk);
+    const auto address = reinterpret_cast<std::uintptr_t>(wide);
+    const std::size_t before = (kChunk - address % kChunk) % kChunk, after = kChunk - before;
+    if (before > 0) ::munmap(wide, before);
+    if (after > 0) ::munmap(wide + before + kChunk, after);
+    chunk = {wide + before, kChunk};
+    (void)::madvise(chunk.begin, kChunk, MADV_HUGEPAGE);  // only faster
+  }
+  chunks_.push_back(chunk);
+  reserved_ += chunk.size;
+  return {chunk.begin, chunk.begin + chunk.size};
 }
 
 char* Arena::carve(std::size_t size) {
-  if (static_cast<std::size_t>(end_ - next_) < size) {
+  if (blocks_.left() < size) {
     // What is left of the chunk goes to the lists in pieces of at most kExact.
-    while (end_ - next_ >= 16) {
-      const std::size_t piece = std::min<std::size_t>(static_cast<std::size_t>(end_ - next_), kExact);
-      auto* const block = reinterpret_cast<FreeBlock*>(next_);
+    while (blocks_.left() >= 16) {
+      const std::size_t piece = std::min<std::size_t>(blocks_.left(), kExact);
+      auto* const block = reinterpret_cast<FreeBlock*>(blocks_.next);
       block->next = free_[piece / 8];
       free_[piece / 8] = block;
-      next_ += piece;
+      blocks_.next += piece;
     }
-    // Pages that nobody touches cost nothing, so the first chunk of a small store is as cheap as a small one.
-    void* const chunk = ::mmap(nullptr, kChunk, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (chunk == MAP_FAILED) throw std::bad_alloc();
-    chunks_.push_back(static_cast<char*>(chunk));
-    reserved_ += kChunk;
-    next_ = static_cast<char*>(chunk);
-    end_ = next_ + kChunk;
+    blocks_ = make_chunk();
   }
-  char* const block = next_;
-  next_ += size;
+  char* const block = blocks_.next;
+  blocks_.next += size;
   return block;
+}
+
+char* Arena::allocate_page() {
+  used_ += kPage;
+  if (FreeBlock* const page = free_pages_) {
+    free_pages_ = page->next;
+    return reinterpret_cast<char*>(page);
+  }
+  if (pages_.left() < kPage) pages_ = make_chunk();
+  char* const page = pages_.next;
+  pages_.next += kPage;
+  return page;
+}
+
+void Arena::release_page(char* page) {
+  used_ -= kPage;
+  auto* const free_page = reinterpret_cast<FreeBlock*>(page);
+  free_page->next = free_pages_;
+  free_pages_ = free_page;
 }
 
 char* Arena::allocate_slowly(std::size_t size) {

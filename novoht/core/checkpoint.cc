@@ -7,8 +7,6 @@
 namespace novoht::core {
 namespace {
 
-constexpr std::uint64_t kSyncEvery = std::uint64_t{4} << 20;  // so that no single sync takes long
-
 void append_entry(std::string& out, const Entry& entry) {
   const std::uint32_t fragments = entry.fragment_count();
   base::Writer w(out);
@@ -50,11 +48,6 @@ Result<void> CheckpointWriter::write(BlockKind kind, Bytes payload) {
   append_block(buffer_, kind, payload, offset_);
   TRY(file_->write_at(offset_, buffer_));
   offset_ += buffer_.size();
-  unsynced_ += buffer_.size();
-  if (unsynced_ >= kSyncEvery) {
-    TRY(file_->sync());
-    unsynced_ = 0;
-  }
   return {};
 }
 

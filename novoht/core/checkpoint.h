@@ -21,7 +21,7 @@ class CheckpointWriter {
 
   // Writes some more of `table`, about `bytes`. Returns whether all entries have been written.
   Result<bool> write_some(const Table& table, std::size_t bytes);
-  // Ends the file, syncs it, gives it its name and syncs the folder.
+  // Ends the file, syncs it, gives it its name and syncs the folder. On any one thread.
   Result<void> finish(const CheckpointEnd& end, const std::string& folder);
 
   std::uint64_t size() const { return offset_; }
@@ -37,7 +37,7 @@ class CheckpointWriter {
   const std::string path_;
   std::unique_ptr<base::File> file_;
   const CheckpointHeader header_;
-  std::uint64_t offset_ = 0, unsynced_ = 0, entries_ = 0, cursor_ = 0;
+  std::uint64_t offset_ = 0, entries_ = 0, cursor_ = 0;
   std::string block_, buffer_;
   bool walked_ = false, finished_ = false;
 };

@@ -7,7 +7,9 @@ namespace novoht::core {
 namespace {
 constexpr std::uint64_t kFirstSegment = std::uint64_t{1} << 20;
 constexpr std::uint64_t kGrowTo = std::uint64_t{8} << 20;  // segments double up to here whatever the tables hold
-constexpr std::uint64_t kSlice = std::uint64_t{1} << 20;   // of zeros written at a time while a segment is prepared
+// A sync costs a third more where blocks are written for the first time, and a zero costs about as much as any byte: with
+// more than a sync for so many bytes of log, segments are zeroed beforehand.
+constexpr std::uint64_t kZeroBelow = std::uint64_t{64} << 10;
 }  // namespace
 
 class Log::Job final : public SyncJob {
@@ -30,7 +32,6 @@ void Log::adopt(LogState state) {
   store_ = state.store;
   segments_ = std::move(state.segments);
   spare_ = std::move(state.spare);
-  spare_wanted_ = spare_ ? spare_->size : 0;
   next_number_ = state.next_number;
   offset_ = pending_offset_ = state.offset;
   position_ = durable_ = state.position;
@@ -72,46 +73,75 @@ std::uint64_t Log::next_size(std::size_t record_size, bool small) const {
   return std::max(size, least);
 }
 
-Result<Segment> Log::make_segment(std::uint64_t first_size) {
+Result<Segment> Log::make_segment(std::uint64_t number, std::uint64_t size, bool write_zeros) const {
+  const std::string path = path_of(number);
   Segment segment;
-  segment.number = next_number_;
-  const std::string path = path_of(segment.number);
+  segment.number = number;
+  segment.size = size;
   TRY_LET(file, files_.open(path, base::OpenMode::create_new));
-  if (auto reserved = file->reserve(first_size); !reserved) {
+  const auto fill = [&]() -> Result<void> {
+    TRY(file->reserve(size));
+    if (!write_zeros) return {};
+    // In small pieces, so that a sync of the log does not wait behind a long queue.
+    const std::string zeros(std::min<std::uint64_t>(size, std::uint64_t{1} << 20), '\0');
+    for (std::uint64_t at = 0; at < size; at += zeros.size()) {
+      TRY(file->write_at(at, Bytes(zeros).substr(0, size - at)));
+      TRY(file->sync());
+    }
+    return {};
+  };
+  if (auto filled = fill(); !filled) {
     file.reset();
     (void)files_.remove(path).has_value();
-    return std::move(reserved).error();
+    return std::move(filled).error();
   }
-  next_number_++;
-  segment.size = first_size;
   segment.file = std::move(file);
-  names_changed_ = true;
   return segment;
+}
+
+Result<void> Log::prepare() {
+  if (failed_) return {};
+  if (preparing_.running()) {
+    auto outcome = preparing_.poll();
+    return outcome ? take_prepared(*std::move(outcome)) : Result<void>{};
+  }
+  if (spare_ || segments_.empty() || offset_ <= segments_.back().size / 2) return {};
+  const std::uint64_t number = next_number_++, size = next_size(0);
+  const bool write_zeros = (syncs_ - syncs_before_) * kZeroBelow > offset_;
+  preparing_.start([this, number, size, write_zeros]() -> Result<void> {
+    TRY_LET(made, make_segment(number, size, write_zeros));
+    prepared_ = std::move(made);
+    return {};
+  });
+  if (auto outcome = preparing_.poll()) return take_prepared(*std::move(outcome));
+  return {};
+}
+
+Result<void> Log::take_prepared(Result<void> outcome) {
+  if (!outcome) return outcome;
+  spare_ = std::move(prepared_);
+  names_++;
+  return {};
 }
 
 Result<void> Log::begin_segment(std::size_t record_size, bool small) {
   TRY(flush());
-  if (spare_) {
-    const std::uint64_t least = kSegmentHeaderSize + record_size;
-    // One not quite ready is finished now, when that is all that is missing; one too small gives way.
-    if (spare_->size < least && spare_wanted_ >= least) {
-      TRY(spare_->file->reserve(spare_wanted_));
-      spare_->size = spare_wanted_;
-    }
-    if (spare_->size < least) {
-      const std::uint64_t number = spare_->number;
-      spare_.reset();
-      TRY(files_.remove(path_of(number)));
-      names_changed_ = true;
-    }
-  }
+  if (auto outcome = preparing_.wait()) TRY(take_prepared(*std::move(outcome)));
   Segment segment;
+  if (spare_ && spare_->size < kSegmentHeaderSize + record_size) {
+    // Too small for this record: it gives way.
+    const std::uint64_t number = spare_->number;
+    spare_.reset();
+    TRY(files_.remove(path_of(number)));
+    names_++;
+  }
   if (spare_) {
     segment = std::move(*spare_);
     spare_.reset();
   } else {
-    TRY_LET(made, make_segment(next_size(record_size, small)));
+    TRY_LET(made, make_segment(next_number_++, next_size(record_size, small), false));
     segment = std::move(made);
+    names_++;
   }
   segment.begin = position_;
   salt_ = segment_salt(store_, segment.number);
@@ -123,6 +153,7 @@ Result<void> Log::begin_segment(std::size_t record_size, bool small) {
   pending_size_ = header.size();
   pending_offset_ = 0;
   offset_ = header.size();
+  syncs_before_ = syncs_;
   return {};
 }
 
@@ -150,16 +181,15 @@ Result<std::unique_ptr<SyncJob>> Log::begin_sync() {
     const Position end = i + 1 < segments_.size() ? segments_[i + 1].begin : position_;
     if (end > durable_ || i + 1 == segments_.size()) unsynced.push_back(segments_[i].file);
   }
-  syncing_.push_back(position_);
-  auto job = std::make_unique<Job>(names_changed_ ? &files_ : nullptr, folder_, std::move(unsynced));
-  names_changed_ = false;
-  return std::unique_ptr<SyncJob>(std::move(job));
+  syncing_.push_back({position_, names_});
+  return std::unique_ptr<SyncJob>(new Job(names_ != names_durable_ ? &files_ : nullptr, folder_, std::move(unsynced)));
 }
 
 void Log::finish_sync(const Result<void>& outcome) {
   CHECK(!syncing_.empty(), "finish_sync() without begin_sync()");
   if (outcome) {
-    durable_ = std::max(durable_, syncing_.front());
+    durable_ = std::max(durable_, syncing_.front().position);
+    names_durable_ = std::max(names_durable_, syncing_.front().names);
     syncs_++;
   } else {
     fail_with(outcome.error());
@@ -172,35 +202,6 @@ Result<void> Log::sync() {
   auto outcome = job->run();
   finish_sync(outcome);
   return outcome;
-}
-
-bool Log::wants_spare() const {
-  if (failed_ || segments_.empty()) return false;
-  if (spare_) return spare_->size < spare_wanted_;
-  return offset_ > segments_.back().size / 2;
-}
-
-Result<bool> Log::prepare() {
-  if (!wants_spare()) return false;
-  if (!spare_) {
-    const std::uint64_t wanted = next_size(0);
-    TRY_LET(made, make_segment(std::min(wanted, kSlice)));
-    spare_ = std::move(made);
-    spare_wanted_ = wanted;
-  } else {
-    const std::uint64_t size = std::min(spare_wanted_, spare_->size + kSlice);
-    TRY(spare_->file->reserve(size));
-    spare_->size = size;
-  }
-  // Zeros still on their way to the disk would slow down the first syncs of the new segment. Nobody waits for these when
-  // nobody syncs.
-  if (syncs_ > 0) {
-    if (auto synced = spare_->file->sync(); !synced) {
-      fail_with(synced.error());
-      return std::move(synced).error();
-    }
-  }
-  return wants_spare();
 }
 
 Result<void> Log::rotate() {
@@ -224,11 +225,10 @@ Result<bool> Log::trim(Position needed) {
 }
 
 Result<bool> Log::drop_trimmed() {
-  if (segments_.size() < 2 || segments_[1].begin > trimmed_to_) return false;
-  if (durable_ < trim_durable_at_) TRY(sync());
+  if (!can_drop() || durable_ < trim_durable_at_) return false;
   TRY(files_.remove(path_of(segments_.front().number)));
   segments_.pop_front();
-  return segments_.size() >= 2 && segments_[1].begin <= trimmed_to_;
+  return can_drop();
 }
 
 void Log::close() {

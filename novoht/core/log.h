@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 
+#include "novoht/core/background.h"
 #include "novoht/core/format.h"
 
 namespace novoht::core {
@@ -36,7 +37,7 @@ class Log {
  public:
   // live_bytes says what all tables hold: segments grow with it, up to `segment_size`.
   Log(base::FileSystem& files, std::string folder, std::uint64_t segment_size, std::function<std::uint64_t()> live_bytes)
-      : files_(files), folder_(std::move(folder)), segment_size_(segment_size), live_bytes_(std::move(live_bytes)) {}
+      : files_(files), folder_(std::move(folder)), segment_size_(segment_size), live_bytes_(std::move(live_bytes)), preparing_(files.threads()) {}
 
   void adopt(LogState state);
 
@@ -70,14 +71,14 @@ class Log {
   // As failing a write does: nothing more is written.
   void fail_with(base::Error error);
 
-  // Makes the next segment ready, a piece at a time. Returns whether there is more to do.
-  Result<bool> prepare();
-  bool wants_spare() const;
+  // Makes the next segment ready, in the background, once this one is half full. Errors: no_space, io.
+  Result<void> prepare();
   // Begins a new segment, so that the one before can be dropped.
   Result<void> rotate();
   // Whether a segment ends at or before `needed`; if so writes a trim record, and once that is durable drop_trimmed()
-  // removes such segments, one a call, and returns whether it did.
+  // removes such segments, one a call, and returns whether there are more.
   Result<bool> trim(Position needed);
+  bool wants_sync_for_trim() const { return can_drop() && durable_ < trim_durable_at_; }
   Result<bool> drop_trimmed();
 
   // A last record that says that everything before it is synced, if so.
@@ -96,7 +97,9 @@ class Log {
   Result<void> make_space(std::size_t size);
   Result<void> begin_segment(std::size_t record_size, bool small = false);
   std::uint64_t next_size(std::size_t record_size, bool small = false) const;
-  Result<Segment> make_segment(std::uint64_t first_size);
+  Result<Segment> make_segment(std::uint64_t number, std::uint64_t size, bool write_zeros) const;
+  Result<void> take_prepared(Result<void> outcome);
+  bool can_drop() const { return segments_.size() >= 2 && segments_[1].begin <= trimmed_to_; }
   std::string path_of(std::uint64_t number) const { return folder_ + "/" + segment_name(number); }
 
   base::FileSystem& files_;
@@ -106,8 +109,7 @@ class Log {
   std::uint64_t store_ = 0;
 
   std::deque<Segment> segments_;
-  std::optional<Segment> spare_;      // spare_->size grows to spare_wanted_ while it is prepared
-  std::uint64_t spare_wanted_ = 0;
+  std::optional<Segment> spare_;
   std::uint64_t next_number_ = 1;
   Position needed_from_ = 0;
 
@@ -116,8 +118,14 @@ class Log {
   std::uint64_t pending_offset_ = 0;
   std::uint64_t salt_ = 0, offset_ = 0;
   Position position_ = 0, durable_ = 0;
-  std::deque<Position> syncing_;      // what each unfinished job will have made durable
-  bool names_changed_ = false;        // since the folder was synced
+  // What each unfinished job will have made durable. They may finish in any order: when n have, the n least of these hold.
+  struct Syncing {
+    Position position;
+    std::uint64_t names;
+  };
+  std::deque<Syncing> syncing_;
+  std::uint64_t names_ = 0, names_durable_ = 0;  // changes to the folder; those that were synced
+  std::uint64_t syncs_before_ = 0;               // this segment
   bool marked_ = false;               // the last record is a mark
 
   Position trimmed_to_ = 0;           // segments before may go ...
@@ -126,6 +134,9 @@ class Log {
   bool failed_ = false;
   base::Error failure_;
   std::uint64_t flushes_ = 0, syncs_ = 0;
+
+  Segment prepared_;  // the background's
+  Background preparing_;
 };
 
 }  // namespace novoht::core

@@ -347,15 +347,18 @@ void Table::prefetch_entry(std::uint64_t hash) const {
 
 Table::Leaf* Table::make_leaf(std::size_t bucket_count, std::uint32_t depth) {
   const std::size_t size = bucket_count * sizeof(Bucket);
-  auto* const buckets = static_cast<Bucket*>(::operator new(size, std::align_val_t{64}));
+  auto* const buckets = static_cast<Bucket*>(size == Arena::kPage ? static_cast<void*>(arena_.allocate_page())
+                                                                  : ::operator new(size, std::align_val_t{64}));
   std::memset(static_cast<void*>(buckets), 0, size);
-  index_bytes_ += size + sizeof(Leaf) + 2 * sizeof(void*);
+  index_bytes_ += (size == Arena::kPage ? 0 : size) + sizeof(Leaf) + 2 * sizeof(void*);
   return new Leaf{buckets, static_cast<std::uint32_t>(bucket_count), 0, depth};
 }
 
 void Table::free_leaf(Leaf* leaf) {
-  index_bytes_ -= leaf->bucket_count * sizeof(Bucket) + sizeof(Leaf) + 2 * sizeof(void*);
-  ::operator delete(leaf->buckets, std::align_val_t{64});
+  const std::size_t size = leaf->bucket_count * sizeof(Bucket);
+  index_bytes_ -= (size == Arena::kPage ? 0 : size) + sizeof(Leaf) + 2 * sizeof(void*);
+  if (leaf->bucket_count == kLeafBuckets) arena_.release_page(reinterpret_cast<char*>(leaf->buckets));
+  else ::operator delete(leaf->buckets, std::align_val_t{64});
   delete leaf;
 }
 

@@ -100,7 +100,7 @@ class Table {
 
   std::uint64_t count() const { return count_; }
   std::uint64_t live_bytes() const { return live_bytes_; }      // keys + values
-  std::uint64_t index_bytes() const { return index_bytes_; }    // leaves and directory
+  std::uint64_t index_bytes() const { return index_bytes_; }    // directory, and leaves outside the arena
   std::uint64_t long_bytes() const { return long_bytes_; }      // long values, which are not in the arena
   bool has_expiries() const { return expiries_ != nullptr && !expiries_->empty(); }
 
@@ -119,13 +119,13 @@ class Table {
 
  private:
   static constexpr std::size_t kSlots = 7;             // of a bucket
-  static constexpr std::size_t kLeafBuckets = 176;     // of a leaf that splits when full: 11 KiB
   struct Bucket {
     std::uint8_t tags[kSlots];
     std::uint8_t passed;  // entries that belong here or before and lie further on; 255: that or more
     std::uint64_t slots[kSlots];
   };
   static_assert(sizeof(Bucket) == 64);
+  static constexpr std::size_t kLeafBuckets = Arena::kPage / sizeof(Bucket);  // of a leaf that splits when full
   struct Leaf {
     Bucket* buckets;
     std::uint32_t bucket_count, entry_count;
