@@ -41,6 +41,7 @@ Result<void> ValueView::read(std::uint64_t offset, std::uint64_t size, std::stri
 namespace {
 
 constexpr char kStoreName[] = "STORE", kLockName[] = "LOCK";
+constexpr std::size_t kAhead = 16;                   // keys whose memory is fetched before it is needed
 constexpr std::uint32_t kDirectTables = 1 << 16;     // ids below are found by an array
 
 // A table and what is on disk of it.
@@ -122,6 +123,31 @@ class StoreImpl final : public Store {
     const Entry* const entry = state->table.find(core::Table::hash(key), key);
     if (entry == nullptr || is_expired(*entry)) return {};
     return ValueMaker::make(*entry);
+  }
+
+  void lookup_many(TableId table, std::span<const Bytes> keys, std::span<std::optional<ValueView>> found) const override {
+    CHECK(keys.size() == found.size(), "lookup_many(): as many places as keys");
+    const TableState* const state = tables_.find(table);
+    for (std::size_t begin = 0; begin < keys.size(); begin += kAhead) {
+      const std::size_t count = std::min(kAhead, keys.size() - begin);
+      std::uint64_t hashes[kAhead];
+      if (state != nullptr) {
+        for (std::size_t i = 0; i < count; i++) {
+          hashes[i] = core::Table::hash(keys[begin + i]);
+          state->table.prefetch_bucket(hashes[i]);
+        }
+        for (std::size_t i = 0; i < count; i++) state->table.prefetch_entry(hashes[i]);
+      }
+      for (std::size_t i = 0; i < count; i++) {
+        const Entry* const entry = state == nullptr ? nullptr : state->table.find(hashes[i], keys[begin + i]);
+        if (entry == nullptr || is_expired(*entry)) found[begin + i].reset();
+        else found[begin + i] = ValueMaker::make(*entry);
+      }
+    }
+  }
+
+  void prefetch(TableId table, Bytes key) const override {
+    if (const TableState* const state = tables_.find(table)) state->table.prefetch_bucket(core::Table::hash(key));
   }
 
   Version version(TableId table) const override {
@@ -257,6 +283,13 @@ Result<void> StoreImpl::write_record(TableId id, TableState& state, std::span<co
   const std::size_t size = core::record_size(changes, note, epoch);
   if (size > kMaxRecordSize || changes.size() > core::kMaxChanges) [[unlikely]]
     return base::fail(Code::invalid, "a record of ", size, " bytes; the limit is ", kMaxRecordSize);
+  // The index's memory is fetched while the record is written, and the entries' while its checksum is made.
+  std::uint64_t hashes[kAhead];
+  const std::size_t ahead = std::min(changes.size(), kAhead);
+  for (std::size_t i = 0; i < ahead; i++) {
+    hashes[i] = core::Table::hash(changes[i].key);
+    state.table.prefetch_bucket(hashes[i]);
+  }
   auto room = log_.room(size);
   if (!room) [[unlikely]]
     return std::move(room).error();
@@ -269,7 +302,9 @@ Result<void> StoreImpl::write_record(TableId id, TableState& state, std::span<co
   fields.epoch = epoch;
   fields.note = note;
   fields.changes = changes;
-  core::encode_record(to, size, fields, log_.salt(), log_.offset(), position, log_.durable());
+  core::write_record(to, size, fields, position, log_.durable());
+  for (std::size_t i = 0; i < ahead; i++) state.table.prefetch_entry(hashes[i]);
+  core::seal_record(to, size, log_.salt(), log_.offset());
   log_.commit(size);
   records_++;
 
@@ -280,11 +315,12 @@ Result<void> StoreImpl::write_record(TableId id, TableState& state, std::span<co
 
   // From the record's copy: the caller's views may lie in the very value that changes.
   const char* at = to + core::kRecordHeaderSize + (epoch != 0 ? 8 : 0) + (note.empty() ? 0 : 4 + note.size());
-  for (const Change& change : changes) {
+  for (std::size_t i = 0; i < changes.size(); i++) {
+    const Change& change = changes[i];
     at += core::kChangeHeaderSize + (change.expires != base::kNever ? 8 : 0);
     const Bytes key(at, change.key.size()), value(at + key.size(), change.value.size());
     at += key.size() + value.size();
-    const std::uint64_t hash = core::Table::hash(key);
+    const std::uint64_t hash = i < kAhead ? hashes[i] : core::Table::hash(key);
     switch (change.kind) {
       case Change::Kind::insert: state.table.put(hash, key, value, base::to_millis(change.expires), version); break;
       case Change::Kind::append: state.table.append(hash, key, value, base::to_millis(change.expires), version); break;

@@ -145,6 +145,11 @@ class Store {
   virtual void set_now(base::WallTime now) = 0;
 
   virtual std::optional<ValueView> lookup(TableId table, Bytes key) const = 0;
+  // The same for many keys at once, faster than one by one because their memory is fetched together. `found` has as many
+  // places as `keys`.
+  virtual void lookup_many(TableId table, std::span<const Bytes> keys, std::span<std::optional<ValueView>> found) const = 0;
+  // A hint: this key will be looked up or changed soon. Costs some nanoseconds; waits for nothing.
+  virtual void prefetch(TableId table, Bytes key) const = 0;
   // The table's own version (last record's number); a later change's version is always greater.
   virtual Version version(TableId table) const = 0;
   virtual std::uint64_t epoch(TableId table) const = 0;  // of its last record; 0: none

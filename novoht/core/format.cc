@@ -124,8 +124,7 @@ std::uint64_t segment_salt(std::uint64_t store, std::uint64_t number) {
   return base::hash64(Bytes(both, sizeof both));
 }
 
-void encode_record(char* to, std::size_t size, const RecordFields& fields, std::uint64_t salt, std::uint64_t offset,
-                   Position position, Position durable) {
+void write_record(char* to, std::size_t size, const RecordFields& fields, Position position, Position durable) {
   base::store(to + size - 8, std::uint64_t{0});  // the padding
   const std::uint64_t behind = (position - durable) / 8;
   base::store(to + 8, fields.version);
@@ -160,6 +159,9 @@ void encode_record(char* to, std::size_t size, const RecordFields& fields, std::
     at += change.value.size();
   }
   base::store(to + 4, static_cast<std::uint32_t>(at - to));
+}
+
+void seal_record(char* to, std::size_t size, std::uint64_t salt, std::uint64_t offset) {
   base::store(to, base::crc32c(Bytes(to + 4, size - 4), seed_of(salt, offset)));
 }
 

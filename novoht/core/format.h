@@ -96,10 +96,16 @@ struct RecordFields {
   Bytes note;
   std::span<const Change> changes;
 };
-// Writes the record, record_size() bytes, to `to`: at `offset` of the segment with `salt`, at `position` of the log, when
-// the log is known to be synced up to `durable`.
-void encode_record(char* to, std::size_t size, const RecordFields& fields, std::uint64_t salt, std::uint64_t offset,
-                   Position position, Position durable);
+// Writes the record, record_size() bytes, to `to`: at `position` of the log, when the log is known to be synced up to
+// `durable`. It is good once it is sealed: for `offset` of the segment with `salt`. (Two steps, so that a caller can have
+// memory on its way in between.)
+void write_record(char* to, std::size_t size, const RecordFields& fields, Position position, Position durable);
+void seal_record(char* to, std::size_t size, std::uint64_t salt, std::uint64_t offset);
+inline void encode_record(char* to, std::size_t size, const RecordFields& fields, std::uint64_t salt, std::uint64_t offset,
+                          Position position, Position durable) {
+  write_record(to, size, fields, position, durable);
+  seal_record(to, size, salt, offset);
+}
 // The record at `offset` of the segment, if a whole good one is there.
 std::optional<Record> parse_record(Bytes segment, std::uint64_t offset, std::uint64_t salt, Position position);
 

@@ -86,6 +86,29 @@ TEST_F(StoreTest, AnInsertedValueIsFoundAndSurvivesReopening) {
   EXPECT_EQ(get("b"), "2");
 }
 
+TEST_F(StoreTest, ManyLookedUpAtOnceAreAsLookedUpOneByOne) {
+  std::vector<std::string> names;
+  for (int i = 0; i < 100; i++) {
+    names.push_back("key" + std::to_string(i));
+    if (i % 3 != 0) put(names.back(), names.back());
+  }
+  apply({Change::insert("key1", "gone soon", now + std::chrono::milliseconds(1))});
+  store->set_now(now + std::chrono::milliseconds(1));
+  const std::vector<Bytes> keys(names.begin(), names.end());
+  std::vector<std::optional<ValueView>> found(keys.size());
+  for (const TableId table : {kTable, TableId{77}}) {
+    store->lookup_many(table, keys, found);
+    for (std::size_t i = 0; i < keys.size(); i++) {
+      store->prefetch(table, keys[i]);
+      const auto one = store->lookup(table, keys[i]);
+      ASSERT_EQ(found[i].has_value(), one.has_value()) << keys[i];
+      if (one) {
+        EXPECT_EQ(*found[i]->contiguous(), *one->contiguous());
+      }
+    }
+  }
+}
+
 TEST_F(StoreTest, ARemovedKeyIsGoneAndItsVersionGoesOn) {
   put("a", "1");
   remove("a");
