@@ -122,6 +122,7 @@ struct ProducerOptions {
   std::uint64_t next_sequence = 0;
   Millis delay{0};                            // messages can be had this much later; at most a year
   std::uint64_t max_pending_bytes = std::uint64_t{64} << 20;  // bodies on their way; push_async waits for room
+  std::uint64_t max_pending = 65'536;                         // messages on their way; likewise
 };
 
 // Message s of a producer goes to partition (hash of its id + s) mod P: the same one for every retry, and each in turn.
@@ -137,7 +138,8 @@ class Producer {
   // invalid: larger than kMaxMessageSize; no_space: the queue is full; timeout: it may be there or not: push again with
   // the same producer and sequence.
   Result<Pushed> push(Bytes body);
-  // `done` runs on a thread of the client. Blocks while max_pending_bytes are on their way: not from a completion.
+  // `done` runs on a thread of the client. Blocks while max_pending messages or bytes are on their way: not from a
+  // completion.
   void push_async(std::string body, std::function<void(Result<Pushed>)> done);
   std::vector<Result<Pushed>> push_all(std::vector<std::string> bodies);
   // A message with its own name instead of a sequence: the partition follows from it, a day's repeats store nothing new.

@@ -110,9 +110,8 @@ void Producer::push_async(std::string body, std::function<void(Result<Pushed>)> 
     return;
   }
   std::unique_lock lock(state_->mutex);
-  constexpr std::uint64_t kMaxPending = 65'536;
   state_->changed.wait(lock, [&] {
-    return state_->pending == 0 || (state_->pending < kMaxPending && state_->pending_bytes < state_->options.max_pending_bytes);
+    return state_->pending == 0 || (state_->pending < state_->options.max_pending && state_->pending_bytes < state_->options.max_pending_bytes);
   });
   const std::uint64_t sequence = state_->sequence++;
   const std::uint32_t p = state_->partition_of(sequence);
