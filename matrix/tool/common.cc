@@ -27,6 +27,7 @@ using zht::Operation;
 using zht::Outcome;
 
 constexpr milliseconds kWatch{30'000};
+constexpr milliseconds kFollowAfter{20};
 constexpr milliseconds kAgentPatience{15'000};
 
 // Outcomes of callbacks, put where a poll() sees them.
@@ -75,7 +76,7 @@ void expect_agent(const Context& context, const Reach& reach) {
 }
 
 Result<Ending> wait_for_end(const Context& context, Reach& reach, const std::string& id, milliseconds pace,
-                            const std::function<void(const JobState&)>& tick, int extra_fd, const std::function<void()>& on_extra) {
+                            const std::function<void(const JobState&)>& tick, const Follow& follow) {
   auto bell = std::make_shared<Bell>();
   zht::Client& client = *reach.client;
   const auto watch_end = [&] {
@@ -92,22 +93,28 @@ Result<Ending> wait_for_end(const Context& context, Reach& reach, const std::str
   zht::Version seen = 0;
   bool change_due = false;
   auto next_change = std::chrono::steady_clock::now();
-  int interrupts = 0;
+  int interrupts = 0, follow_fd = -1;
+  const auto follow_at = std::chrono::steady_clock::now() + kFollowAfter;
   while (true) {
+    auto until = std::chrono::steady_clock::time_point::max();
+    if (change_due) until = next_change;
+    if (follow.open && follow_fd < 0) until = std::min(until, follow_at);
     int patience = -1;
-    if (change_due) {
-      const auto left = std::chrono::ceil<milliseconds>(next_change - std::chrono::steady_clock::now());
-      patience = static_cast<int>(std::max<std::int64_t>(0, left.count()));
+    if (until != std::chrono::steady_clock::time_point::max())
+      patience = static_cast<int>(std::max<std::int64_t>(0, std::chrono::ceil<milliseconds>(until - std::chrono::steady_clock::now()).count()));
+    pollfd wanted[3] = {{bell->event, POLLIN, 0}, {context.signals->fd(), POLLIN, 0}, {follow_fd, POLLIN, 0}};
+    poll(wanted, 3, patience);  // a negative descriptor is passed over
+    if (follow.open && follow_fd < 0 && std::chrono::steady_clock::now() >= follow_at) {
+      follow_fd = follow.open();
+      follow.read_on();
     }
-    pollfd wanted[3] = {{bell->event, POLLIN, 0}, {context.signals->fd(), POLLIN, 0}, {extra_fd, POLLIN, 0}};
-    poll(wanted, extra_fd >= 0 ? 3 : 2, patience);
     if (wanted[1].revents != 0 && context.signals->wait(milliseconds(0))) {
       ending.interrupted = true;
       if (++interrupts > 1) return fail(Code::timeout, "interrupted twice; job ", id, " may still be ending");
       auto cancelled = reach.jobs->cancel(id, "interrupted");
       if (!cancelled) return std::move(cancelled).error();
     }
-    if (extra_fd >= 0 && wanted[2].revents != 0) on_extra();
+    if (follow_fd >= 0 && wanted[2].revents != 0) follow.read_on();
     std::optional<Outcome> end, change;
     {
       const std::lock_guard lock(bell->mutex);

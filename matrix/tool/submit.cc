@@ -193,21 +193,26 @@ Result<int> run(const Context& context, const SubmitFlags& flags, const std::vec
   const std::string folder = reach.data + "/matrix/" + id;
   Tail output(folder + "/0.out", STDOUT_FILENO), error_output(folder + "/0.err", STDERR_FILENO);
   int notify = -1;
-  if (!json) {
+  Follow follow;
+  follow.open = [&] {
     mkdir((reach.data + "/matrix").c_str(), 0700);
     mkdir(folder.c_str(), 0700);
     notify = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
     inotify_add_watch(notify, folder.c_str(), IN_CREATE | IN_MODIFY);
-  }
-  auto ending = wait_for_end(context, reach, id, milliseconds(0), {}, notify, [&] {
+    return notify;
+  };
+  follow.read_on = [&] {
     char events[4096];
     while (read(notify, events, sizeof events) > 0) {
     }
     output.read_on();
     error_output.read_on();
-  });
-  if (notify >= 0) close(notify);
-  rmdir(folder.c_str());  // stays when there is output in it
+  };
+  auto ending = wait_for_end(context, reach, id, milliseconds(0), {}, json ? Follow{} : follow);
+  if (notify >= 0) {
+    close(notify);
+    rmdir(folder.c_str());  // stays when there is output in it
+  }
   if (!ending) return std::move(ending).error();
   TRY_LET(results, reach.jobs->results(id, 0));
   if (json) {
