@@ -15,6 +15,7 @@ using zht::Transaction;
 
 // One procedure may take 10,000 steps; a chunk costs at most four.
 constexpr std::uint32_t kMostChunksLookedAt = 2000;
+constexpr std::size_t kReplyBytes = std::size_t{4} << 20;  // of items in one claim, about
 
 std::string job_of(Bytes key) {
   const Bytes tag = zht::hash_tag(key);
@@ -91,7 +92,9 @@ Result<std::string> claim(Transaction& tables, Bytes key, Bytes arguments) {
   const bool only_look = is_end(state.phase) || (request.with_job && !job.after.empty());
   const std::uint32_t last = std::min(count_of_chunks, request.from_chunk + kMostChunksLookedAt);
   bool changed = false;
-  for (std::uint32_t index = reply.next_chunk; !only_look && index < last && reply.chunks.size() < request.max_chunks; index++) {
+  std::size_t bytes = 0;
+  for (std::uint32_t index = reply.next_chunk;
+       !only_look && index < last && reply.chunks.size() < request.max_chunks && bytes < kReplyBytes; index++) {
     reply.next_chunk = index + 1;
     TRY_LET(chunk, read_chunk(tables, job, index));
     const bool ended =
@@ -131,6 +134,7 @@ Result<std::string> claim(Transaction& tables, Bytes key, Bytes arguments) {
     if (job.has_items) {
       const auto found = tables.lookup(keys::items(id, index));
       if (!found) return fail(Code::corrupt, "job ", id, ": the items of chunk ", index, " are missing");
+      bytes += found->value.size();
       TRY_LET(decoded, decode_items(found->value));
       if (decoded.size() != job.tasks_in(index))
         return fail(Code::corrupt, "job ", id, " chunk ", index, ": ", decoded.size(), " items, expected ", job.tasks_in(index));

@@ -1,6 +1,7 @@
 #include "matrix/exec/executor.h"
 
 #include <fcntl.h>
+#include <linux/close_range.h>
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -536,6 +537,8 @@ class Executor::Worker {
 
 Executor::Executor(Options options, OnExit on_exit) : options_(options), shared_(std::make_unique<Shared>()) {
   options_.slots = std::max<std::uint32_t>(1, options_.slots);
+  // What this process itself inherited must not go on to the tasks; its own descriptors are all opened so.
+  syscall(SYS_close_range, 3u, ~0u, CLOSE_RANGE_CLOEXEC);
   if (options_.threads == 0) options_.threads = std::max(1u, std::thread::hardware_concurrency());
   options_.threads = std::min(options_.threads, options_.slots);
   shared_->on_exit = std::move(on_exit);

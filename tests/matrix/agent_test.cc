@@ -1,0 +1,203 @@
+// The agent over a store in this process, with real tasks.
+#include "matrix/agent/agent.h"
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "matrix/core/procedures.h"
+#include "matrix/jobs.h"
+#include "tests/support/local_client.h"
+
+namespace matrix {
+namespace {
+
+using namespace std::chrono_literals;
+
+class AgentTest : public testing::Test {
+ protected:
+  AgentTest() {
+    zht::add_general_procedures(procedures_);
+    add_procedures(procedures_);
+    store_ = std::make_unique<testing_support::LocalStore>(procedures_);
+    client_ = store_->client();
+    jobs_ = std::make_unique<Jobs>(*client_, "a");
+    std::string name = testing::TempDir() + "/matrix_agent.XXXXXX";
+    folder_ = mkdtemp(name.data());
+    start();
+  }
+  ~AgentTest() override {
+    stop();
+    jobs_.reset();
+    client_.reset();
+    std::filesystem::remove_all(folder_);
+  }
+  void start() {
+    stop_ = eventfd(0, EFD_CLOEXEC);
+    thread_ = std::thread([this] {
+      const auto client = store_->client();
+      Agent agent(*client, {.name = "a", .data_folder = folder_, .slots = 2});
+      const auto ended = agent.run(stop_);
+      EXPECT_TRUE(ended) << ended.error().message;
+    });
+  }
+  void stop() {
+    if (!thread_.joinable()) return;
+    eventfd_write(stop_, 1);
+    thread_.join();
+    close(stop_);
+  }
+  Job job(std::vector<std::string> argv) {
+    Job made;
+    made.argv = std::move(argv);
+    made.environment = {"PATH=/usr/bin:/bin"};
+    made.cwd = "/";
+    return made;
+  }
+  std::string submit(Job made, const std::vector<Item>& items = {}) {
+    auto id = jobs_->submit(std::move(made), items);
+    EXPECT_TRUE(id) << id.error().message;
+    return *id;
+  }
+  JobState wait(const std::string& id) {
+    // The store's clock stands still: the callback answers when the job ends, or never.
+    auto state = jobs_->wait(id);
+    EXPECT_TRUE(state) << state.error().message;
+    return *state;
+  }
+
+  zht::Procedures procedures_;
+  std::unique_ptr<testing_support::LocalStore> store_;
+  std::unique_ptr<zht::Client> client_;
+  std::unique_ptr<Jobs> jobs_;
+  std::string folder_;
+  int stop_ = -1;
+  std::thread thread_;
+};
+
+TEST_F(AgentTest, ATaskIsRunAndItsResultCanBeRead) {
+  const auto id = submit(job({"sh", "-c", "echo out; exit 3"}));
+  const JobState state = wait(id);
+  EXPECT_EQ(state.phase, Phase::failed);
+  EXPECT_EQ(state.exit_code, 3u);
+  const auto results = jobs_->results(id, 0);
+  ASSERT_EQ(results->size(), 1u);
+  EXPECT_EQ((*results)[0].output, "out\n");
+}
+
+TEST_F(AgentTest, ItemsAndNumbersReachTheirTasks) {
+  std::vector<Item> items(3000);
+  for (std::size_t i = 0; i < items.size(); i++) items[i].text = "item" + std::to_string(i);
+  const auto id = submit(job({"echo", "{#}", "{}"}), items);
+  EXPECT_EQ(wait(id).done, 3000u);
+  std::size_t seen = 0;
+  for (std::uint32_t chunk = 0; chunk < 3; chunk++) {
+    const auto results = jobs_->results(id, chunk);
+    for (const auto& result : *results) {
+      EXPECT_EQ(result.output, std::to_string(result.task + 1) + " item" + std::to_string(result.task) + "\n");
+      seen++;
+    }
+  }
+  EXPECT_EQ(seen, 3000u);
+}
+
+TEST_F(AgentTest, AnArrayCountsAsAsked) {
+  Job array = job({"sh", "-c", "echo {} $MATRIX_INDEX $MATRIX_TASK $MATRIX_ATTEMPT"});
+  array.task_count = 3;
+  array.first_index = -5;
+  array.index_step = 5;
+  const auto id = submit(array);
+  wait(id);
+  const auto results = jobs_->results(id, 0);
+  std::set<std::string> outputs;
+  for (const auto& result : *results) outputs.insert(result.output);
+  EXPECT_EQ(outputs, (std::set<std::string>{"-5 -5 0 1\n", "0 0 1 1\n", "5 5 2 1\n"}));
+}
+
+TEST_F(AgentTest, WithoutItemsBracesAreLeftAlone) {
+  const auto id = submit(job({"echo", "{}", "{#}"}));
+  wait(id);
+  const auto results = jobs_->results(id, 0);
+  EXPECT_EQ((*results)[0].output, "{} {#}\n");
+}
+
+TEST_F(AgentTest, JobsWaitForEachOtherByName) {
+  Job first = job({"sh", "-c", "sleep 0.2; echo 1 >> " + folder_ + "/order"});
+  first.name = "first";
+  submit(first);
+  Job second = job({"sh", "-c", "echo 2 >> " + folder_ + "/order"});
+  second.after = {*jobs_->resolve("first")};
+  wait(submit(second));
+  std::ifstream order(folder_ + "/order");
+  int one = 0, two = 0;
+  order >> one >> two;
+  EXPECT_EQ(one, 1);
+  EXPECT_EQ(two, 2);
+  EXPECT_EQ(jobs_->resolve("third").code(), base::Code::not_found);
+}
+
+TEST_F(AgentTest, ACancelledJobEndsSoonAndLeavesNoProcess) {
+  Job made = job({"sh", "-c", "sleep 1000"});
+  made.task_count = 5000;
+  const auto id = submit(made);
+  auto running = jobs_->wait_for_change(id, 0, 10s);
+  while (running && running->state.started_us == 0) running = jobs_->wait_for_change(id, running->version, 10s);
+  ASSERT_TRUE(jobs_->cancel(id, "test"));
+  const JobState state = wait(id);
+  EXPECT_EQ(state.phase, Phase::cancelled);
+  EXPECT_EQ(state.cancelled, 5000u);
+}
+
+TEST_F(AgentTest, ARestartedAgentFinishesWhatWasBegun) {
+  Job made = job({"sh", "-c", "echo {} >> " + folder_ + "/ran"});
+  made.task_count = 2000;
+  made.index_step = 1;
+  const auto id = submit(made);
+  for (int i = 0; i < 3; i++) {
+    auto seen = jobs_->wait_for_change(id, 0, 10s);
+    stop();
+    start();
+  }
+  EXPECT_EQ(wait(id).done, 2000u);
+  std::set<std::uint32_t> recorded;
+  for (std::uint32_t chunk = 0; chunk < 2; chunk++) {
+    const auto results = jobs_->results(id, chunk);
+    for (const auto& result : *results) EXPECT_TRUE(recorded.insert(result.task).second) << result.task << " recorded twice";
+  }
+  EXPECT_EQ(recorded.size(), 2000u);
+}
+
+TEST_F(AgentTest, TheStoresDeathsAreOutlived) {
+  Job made = job({"true"});
+  made.task_count = 2000;
+  const auto id = submit(made);
+  for (int i = 0; i < 5; i++) {
+    std::this_thread::yield();
+    store_->restart(true);
+  }
+  auto state = jobs_->wait(id);
+  while (!state && state.code() == base::Code::unavailable) state = jobs_->wait(id);
+  ASSERT_TRUE(state) << state.error().message;
+  EXPECT_EQ(state->done, 2000u);
+}
+
+TEST_F(AgentTest, WhatCannotBeSubmittedIsRefused) {
+  EXPECT_EQ(jobs_->submit(job({})).code(), base::Code::invalid);
+  Job named = job({"true"});
+  named.name = "17";
+  EXPECT_EQ(jobs_->submit(named).code(), base::Code::invalid);
+  named.name = "a/b";
+  EXPECT_EQ(jobs_->submit(named).code(), base::Code::invalid);
+  Job many = job({"true"});
+  many.task_count = kMaxTasks + 1;
+  EXPECT_EQ(jobs_->submit(many).code(), base::Code::invalid);
+  EXPECT_EQ(jobs_->resolve("99999").code(), base::Code::not_found);
+}
+
+}  // namespace
+}  // namespace matrix
