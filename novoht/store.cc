@@ -717,8 +717,18 @@ Result<void> StoreImpl::recover() {
     if (const auto table = core::checkpoint_table(name)) TRY(load_checkpoint(name, *table, durable));
     if (name.ends_with(".new")) leftovers.push_back(name);
   }
-  TRY_LET(scan, core::scan_log(files_, folder_, names, id_, durable, options_.read_only,
-                               [this](const core::Record& record, const core::RecordPlace& place) { return replay(record, place); }));
+  struct Sink final : core::RecordSink {
+    explicit Sink(StoreImpl& into) : store(into) {}
+    void prepare(const core::Record& record) override {
+      const TableState* const state = store.tables_.find(record.table);
+      if (state == nullptr || record.change_count != 1) return;
+      if (const auto change = core::ChangeReader(record.changes, 1).next())
+        state->table.prefetch_bucket(core::Table::hash(change->key));
+    }
+    Result<void> take(const core::Record& record, const core::RecordPlace& place) override { return store.replay(record, place); }
+    StoreImpl& store;
+  } sink(*this);
+  TRY_LET(scan, core::scan_log(files_, folder_, names, id_, durable, options_.read_only, sink));
   if (!gaps_.empty()) return gaps_.begin()->second;
   for (const auto& [number, loaded] : loaded_) {
     if (tables_.find(TableId{number})->version < loaded.end)

@@ -1,9 +1,12 @@
 #include "novoht/core/recovery.h"
 
 #include <algorithm>
+#include <array>
 
 namespace novoht::core {
 namespace {
+
+constexpr std::size_t kAhead = 16;  // records checked before the first of them is handed on
 
 // The furthest position that a good record at or after `offset` says was durable.
 Position durable_after(Bytes segment, std::uint64_t offset, std::uint64_t salt, Position begin) {
@@ -42,7 +45,7 @@ Result<std::string> read_file(base::FileSystem& files, const std::string& path) 
 }
 
 Result<LogScan> scan_log(base::FileSystem& files, const std::string& folder, const std::vector<std::string>& names,
-                         std::uint64_t store, Position durable, bool read_only, const RecordSink& sink) {
+                         std::uint64_t store, Position durable, bool read_only, RecordSink& sink) {
   std::vector<std::uint64_t> numbers;
   for (const std::string& name : names)
     if (const auto number = segment_number(name)) numbers.push_back(*number);
@@ -113,15 +116,32 @@ Result<LogScan> scan_log(base::FileSystem& files, const std::string& folder, con
       scan.state.spare.reset();
     }
     std::uint64_t at = kSegmentHeaderSize;
-    while (const auto record = parse_record(bytes, at, salt, end)) {
-      evidence = std::max(evidence, record->durable);
-      if (record->type == RecordType::trim) needed_from = std::max(needed_from, record->version);
-      TRY(sink(*record, RecordPlace{path, at, end}));
-      scan.state.ends_with_mark = record->type == RecordType::mark;
+    // Some records are read ahead, so that the sink's memory is on its way while they are checked.
+    struct Ahead {
+      Record record;
+      std::uint64_t offset;
+      Position position;
+    };
+    std::array<Ahead, kAhead> ring;
+    std::size_t read = 0, handed = 0;
+    for (bool more = true; more || handed < read;) {
+      while (more && read - handed < kAhead) {
+        const auto record = parse_record(bytes, at, salt, end);
+        more = record.has_value();
+        if (!more) break;
+        sink.prepare(*record);
+        ring[read++ % kAhead] = {*record, at, end};
+        at += record->size;
+        end += record->size;
+      }
+      if (handed == read) break;
+      const Ahead& next = ring[handed++ % kAhead];
+      evidence = std::max(evidence, next.record.durable);
+      if (next.record.type == RecordType::trim) needed_from = std::max(needed_from, next.record.version);
+      TRY(sink.take(next.record, RecordPlace{path, next.offset, next.position}));
+      scan.state.ends_with_mark = next.record.type == RecordType::mark;
       scan.records++;
-      scan.bytes += record->size;
-      at += record->size;
-      end += record->size;
+      scan.bytes += next.record.size;
     }
     Segment segment{.number = number, .begin = header.begin, .size = bytes.size(), .file = nullptr};
     scan.state.segments.push_back(std::move(segment));

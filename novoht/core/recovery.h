@@ -6,7 +6,6 @@
 // dropped. Otherwise bytes that were once good have changed, and the store is refused as `corrupt`, with file and offset.
 #pragma once
 
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -28,12 +27,17 @@ struct RecordPlace {
   std::uint64_t offset;
   Position position;
 };
-using RecordSink = std::function<Result<void>(const Record&, const RecordPlace&)>;
+class RecordSink {
+ public:
+  virtual ~RecordSink() = default;
+  virtual void prepare(const Record& record) = 0;  // this record will be taken soon
+  virtual Result<void> take(const Record& record, const RecordPlace& place) = 0;
+};
 
 // `names` are the folder's; `durable` is how far the checkpoints say the log was synced. Changes nothing on disk.
 // Errors: corrupt, unsupported, io, and the sink's.
 Result<LogScan> scan_log(base::FileSystem& files, const std::string& folder, const std::vector<std::string>& names,
-                         std::uint64_t store, Position durable, bool read_only, const RecordSink& sink);
+                         std::uint64_t store, Position durable, bool read_only, RecordSink& sink);
 
 // Removes scan.drop, zeroes what was torn, and syncs what was read.
 Result<void> mend_log(base::FileSystem& files, const std::string& folder, LogScan& scan);

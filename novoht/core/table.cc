@@ -267,8 +267,12 @@ void Table::append(std::uint64_t hash, Bytes key, Bytes fragment, std::uint64_t 
     const Bytes value = *old->contiguous();
     std::memcpy(to + 4, value.data(), value.size());
     if (!fragment.empty()) std::memcpy(to + 4 + value.size(), fragment.data(), fragment.size());
-    for (std::uint32_t i = 0; i < old_count; i++)
-      base::store(to + 4 + capacity - 2 * (std::size_t{i} + 1), static_cast<std::uint16_t>(old->fragment_end(i)));
+    if (old->form == Entry::kShort) {
+      const std::size_t ends = 2 * std::size_t{old_count};
+      std::memcpy(to + 4 + capacity - ends, old->payload() + 4 + old->short_capacity() - ends, ends);
+    } else {
+      base::store(to + 4 + capacity - 2, static_cast<std::uint16_t>(old_size));
+    }
     base::store(to + 4 + capacity - 2 * (std::size_t{old_count} + 1), static_cast<std::uint16_t>(size));
   } else {
     entry = make(old->key(), old->expires_ms(), version, sizeof(LongValue*), Entry::kLong);
@@ -469,28 +473,40 @@ std::uint64_t Table::collect(std::uint64_t cursor, std::size_t limit, std::vecto
     const Leaf& leaf = *leaves_[depth_ == 0 ? 0 : prefix >> (32 - depth_)];
     for (std::size_t home = home_of(low, bucket_count_); home < bucket_count_; home++) {
       here.clear();
+      // An entry that lies at home need not be hashed to know that it belongs there; nor, where a bucket is taken whole,
+      // for its order.
+      const bool whole = low <= first_low(home);
       std::size_t at = home;
       for (std::size_t step = 0; step < bucket_count_; step++) {
         const Bucket& bucket = leaf.buckets[at];
         for (std::size_t s = 0; s < kSlots; s++) {
-          if (bucket.tags[s] == 0 || ((bucket.slots[s] & kDisplaced) == 0) != (at == home)) continue;
+          const bool displaced = (bucket.slots[s] & kDisplaced) != 0;
+          if (bucket.tags[s] == 0 || displaced == (at == home)) continue;
           const Entry* const entry = entry_of(bucket.slots[s]);
-          const std::uint64_t hash = Table::hash(entry->key());
-          if (home_of(hash, bucket_count_) == home && (hash & 0xffffffff) >= low) here.push_back({hash, entry});
+          std::uint64_t of_key = 0;
+          if (displaced || !whole) {
+            of_key = hash(entry->key());
+            if (home_of(of_key, bucket_count_) != home || (of_key & 0xffffffff) < low) continue;
+          }
+          here.push_back({of_key, entry});
         }
         if (bucket.passed == 0) break;
         at = at + 1 == bucket_count_ ? 0 : at + 1;
       }
-      std::sort(here.begin(), here.end(), [](const Found& a, const Found& b) {
-        return static_cast<std::uint32_t>(a.hash) < static_cast<std::uint32_t>(b.hash);
-      });
-      std::size_t taken = std::min(here.size(), limit - found.size());
-      while (taken > 0 && taken < here.size() &&
-             static_cast<std::uint32_t>(here[taken].hash) == static_cast<std::uint32_t>(here[taken - 1].hash))
-        taken++;
+      std::size_t taken = here.size();
+      if (taken > limit - found.size()) {
+        for (Found& one : here) one.hash = hash(one.entry->key());
+        std::sort(here.begin(), here.end(), [](const Found& a, const Found& b) {
+          return static_cast<std::uint32_t>(a.hash) < static_cast<std::uint32_t>(b.hash);
+        });
+        taken = limit - found.size();
+        while (taken > 0 && taken < here.size() &&
+               static_cast<std::uint32_t>(here[taken].hash) == static_cast<std::uint32_t>(here[taken - 1].hash))
+          taken++;
+      }
       found.insert(found.end(), here.begin(), here.begin() + static_cast<std::ptrdiff_t>(taken));
       if (taken < here.size()) return prefix << 32 | static_cast<std::uint32_t>(here[taken].hash);
-      low = ((std::uint64_t{home} + 1) << 32) / bucket_count_ + (((std::uint64_t{home} + 1) << 32) % bucket_count_ != 0);
+      low = first_low(home + 1);
       if (found.size() >= limit && home + 1 < bucket_count_) return prefix << 32 | low;
     }
     low = 0;

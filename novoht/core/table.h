@@ -144,6 +144,10 @@ class Table {
   static std::size_t home_of(std::uint64_t hash, std::size_t bucket_count) {
     return static_cast<std::size_t>((std::uint64_t{static_cast<std::uint32_t>(hash)} * bucket_count) >> 32);
   }
+  // The least last 32 bits of a hash whose home is `bucket`.
+  std::uint64_t first_low(std::size_t bucket) const {
+    return ((std::uint64_t{bucket} << 32) + bucket_count_ - 1) / bucket_count_;
+  }
   static std::uint8_t tag_of(std::uint64_t hash) {
     const auto tag = static_cast<std::uint8_t>(hash);
     return tag != 0 ? tag : 1;
