@@ -342,9 +342,13 @@ void print_id(const Context& context, const std::string& id) {
 
 void add_submit_verbs(support::Program& program, const Context& context) {
   {
-    auto flags = std::make_shared<SubmitFlags>();
+    struct RunFlags : SubmitFlags {
+      bool ignored = false;
+    };
+    auto flags = std::make_shared<RunFlags>();
     auto& verb = program.verb("run", "Runs a command as a task, shows its output, and ends with its exit code.",
                               {"matrix run -- uname -a", "matrix run --timeout 10s --retries 2 -- ./flaky.sh"});
+    verb.options().add_flag("--wait", flags->ignored, "wait for the end (the default; `matrix submit` does not)");
     add_flags(verb.options(), *flags, false);
     verb.takes_command().action([flags, &context, &verb] { return run(context, *flags, verb.options().remaining()); });
   }

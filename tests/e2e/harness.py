@@ -151,6 +151,15 @@ class Sandbox:
             return None
         return pid if pid in self.processes() else None
 
+    def service_pid(self, name):
+        """Process id of a service of the node (a MATRIX agent, a mount), or None when it does not run."""
+        try:
+            with open(os.path.join(self.data, "services", name + ".lock"), encoding="ascii", errors="replace") as file:
+                pid = int(file.read().split()[0])
+        except (OSError, ValueError, IndexError):
+            return None
+        return pid if pid in self.processes() else None
+
     def kill_node(self, deadline=DEADLINE):
         """kill -9 of the node; waits until it is gone. Returns its pid."""
         pid = wait_for(self.node_pid, "a running node", deadline)
