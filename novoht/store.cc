@@ -1,6 +1,7 @@
 #include "novoht/store.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <unordered_map>
 
@@ -118,6 +119,7 @@ class StoreImpl final : public Store {
   void set_now(base::WallTime now) override { now_ms_ = base::to_millis(now); }
 
   std::optional<ValueView> lookup(TableId table, Bytes key) const override {
+    settle();
     const TableState* const state = tables_.find(table);
     if (state == nullptr) return {};
     const Entry* const entry = state->table.find(core::Table::hash(key), key);
@@ -127,6 +129,7 @@ class StoreImpl final : public Store {
 
   void lookup_many(TableId table, std::span<const Bytes> keys, std::span<std::optional<ValueView>> found) const override {
     CHECK(keys.size() == found.size(), "lookup_many(): as many places as keys");
+    settle();
     const TableState* const state = tables_.find(table);
     for (std::size_t begin = 0; begin < keys.size(); begin += kAhead) {
       const std::size_t count = std::min(kAhead, keys.size() - begin);
@@ -169,9 +172,18 @@ class StoreImpl final : public Store {
 
   Result<Version> apply(TableId table, std::span<const Change> changes, Bytes note, std::uint64_t epoch) override;
 
-  Result<void> flush() override { return log_.flush(); }
-  Result<void> sync() override { return log_.sync(); }
-  Result<std::unique_ptr<SyncJob>> begin_sync() override { return log_.begin_sync(); }
+  Result<void> flush() override {
+    settle();
+    return log_.flush();
+  }
+  Result<void> sync() override {
+    settle();
+    return log_.sync();
+  }
+  Result<std::unique_ptr<SyncJob>> begin_sync() override {
+    settle();
+    return log_.begin_sync();
+  }
   void finish_sync(const Result<void>& outcome) override { log_.finish_sync(outcome); }
   bool dirty() const override { return log_.dirty(); }
 
@@ -180,6 +192,7 @@ class StoreImpl final : public Store {
 
   ScanPage scan(TableId table, std::uint64_t cursor, std::size_t limit, Bytes prefix) const override;
   std::vector<std::string> expired(TableId table, std::size_t limit) const override {
+    settle();
     const TableState* const state = tables_.find(table);
     if (state == nullptr) return {};
     return state->table.expired(now_ms_, limit);
@@ -193,6 +206,22 @@ class StoreImpl final : public Store {
     Position position;  // of the drop record
     Position durable_at;
   };
+
+  // A change that is in the log and in its table's version, but not yet among its keys.
+  struct Deferred {
+    TableState* state;
+    const char* change;
+    std::uint64_t hash;
+    Version version;
+  };
+  void defer(const Deferred& one);
+  void settle_one() const;
+  void settle_all() const;
+  // Before anything looks at a table's keys, and before the log's memory moves.
+  void settle() const {
+    if (deferred_begin_ != deferred_end_) settle_all();
+  }
+  static std::size_t take_change(core::Table& table, const char* from, std::uint64_t hash, Version version);
 
   bool is_expired(const Entry& entry) const { return entry.expires && entry.expires_ms() <= now_ms_; }
   std::string path_of(std::string_view name) const { return folder_ + "/" + std::string(name); }
@@ -226,6 +255,8 @@ class StoreImpl final : public Store {
   core::CheckpointEnd checkpoint_end_;
   std::vector<Doomed> doomed_;  // dropped tables whose checkpoint may still be there
   std::vector<Change> with_removes_;
+  mutable std::array<Deferred, kAhead> deferred_;  // those from begin to end, modulo
+  mutable std::size_t deferred_begin_ = 0, deferred_end_ = 0;
 
   // Only while opening.
   struct Loaded {
@@ -262,6 +293,7 @@ Result<Version> StoreImpl::apply(TableId table, std::span<const Change> changes,
   if (epoch < state.epoch) [[unlikely]]
     return base::fail(Code::invalid, "epoch ", epoch, " after ", state.epoch, "; an epoch may only grow");
   if (state.table.has_expiries()) {
+    settle();
     // What is expired is absent: an append must not find it. The record says so, for replay knows no time.
     with_removes_.clear();
     for (const Change& change : changes) {
@@ -283,19 +315,21 @@ Result<void> StoreImpl::write_record(TableId id, TableState& state, std::span<co
   const std::size_t size = core::record_size(changes, note, epoch);
   if (size > kMaxRecordSize || changes.size() > core::kMaxChanges) [[unlikely]]
     return base::fail(Code::invalid, "a record of ", size, " bytes; the limit is ", kMaxRecordSize);
-  // The index's memory is fetched while the record is written, and the entries' while its checksum is made.
-  std::uint64_t hashes[kAhead];
-  const std::size_t ahead = std::min(changes.size(), kAhead);
-  for (std::size_t i = 0; i < ahead; i++) {
-    hashes[i] = core::Table::hash(changes[i].key);
-    state.table.prefetch_bucket(hashes[i]);
-  }
+  if (!log_.has_room(size)) [[unlikely]]
+    settle();
   auto room = log_.room(size);
   if (!room) [[unlikely]]
     return std::move(room).error();
   char* const to = *room;
   const Position position = log_.position();
   const Version version = state.version + 1;
+  // The index's memory is fetched while the record is written.
+  std::uint64_t hashes[kAhead];
+  const std::size_t ahead = std::min(changes.size(), kAhead);
+  for (std::size_t i = 0; i < ahead; i++) {
+    hashes[i] = core::Table::hash(changes[i].key);
+    state.table.prefetch_bucket(hashes[i]);
+  }
   core::RecordFields fields;
   fields.table = id;
   fields.version = version;
@@ -303,7 +337,15 @@ Result<void> StoreImpl::write_record(TableId id, TableState& state, std::span<co
   fields.note = note;
   fields.changes = changes;
   core::write_record(to, size, fields, position, log_.durable());
-  for (std::size_t i = 0; i < ahead; i++) state.table.prefetch_entry(hashes[i]);
+  const std::size_t before = core::kRecordHeaderSize + (epoch != 0 ? 8 : 0) + (note.empty() ? 0 : 4 + note.size());
+  // One that expires must not wait: whether a table has such keys is asked before it would be settled.
+  const bool alone = changes.size() == 1 && changes[0].expires == base::kNever;
+  if (alone) {
+    defer({&state, to + before, hashes[0], version});
+  } else if (!changes.empty()) {
+    settle();
+    for (std::size_t i = 0; i < ahead; i++) state.table.prefetch_entry(hashes[i]);
+  }
   core::seal_record(to, size, log_.salt(), log_.offset());
   log_.commit(size);
   records_++;
@@ -312,26 +354,52 @@ Result<void> StoreImpl::write_record(TableId id, TableState& state, std::span<co
   state.epoch = epoch;
   if (!state.unsaved_from) state.unsaved_from = position;
   if (!state.changed_since) state.changed_since = position;
+  if (alone) return {};
 
   // From the record's copy: the caller's views may lie in the very value that changes.
-  const char* at = to + core::kRecordHeaderSize + (epoch != 0 ? 8 : 0) + (note.empty() ? 0 : 4 + note.size());
-  for (std::size_t i = 0; i < changes.size(); i++) {
-    const Change& change = changes[i];
-    at += core::kChangeHeaderSize + (change.expires != base::kNever ? 8 : 0);
-    const Bytes key(at, change.key.size()), value(at + key.size(), change.value.size());
-    at += key.size() + value.size();
-    const std::uint64_t hash = i < kAhead ? hashes[i] : core::Table::hash(key);
-    switch (change.kind) {
-      case Change::Kind::insert: state.table.put(hash, key, value, base::to_millis(change.expires), version); break;
-      case Change::Kind::append: state.table.append(hash, key, value, base::to_millis(change.expires), version); break;
-      case Change::Kind::remove: state.table.erase(hash, key); break;
-    }
-  }
+  const char* at = to + before;
+  for (std::size_t i = 0; i < changes.size(); i++)
+    at += take_change(state.table, at, i < kAhead ? hashes[i] : core::Table::hash(changes[i].key), version);
   return {};
+}
+
+// Makes the change that lies at `from` as a record has it. Returns its size there.
+std::size_t StoreImpl::take_change(core::Table& table, const char* from, std::uint64_t hash, Version version) {
+  const core::PlacedChange change(from);
+  switch (change.kind) {
+    case Change::Kind::insert: table.put(hash, change.key, change.value, change.expires_ms, version); break;
+    case Change::Kind::append: table.append(hash, change.key, change.value, change.expires_ms, version); break;
+    case Change::Kind::remove: table.erase(hash, change.key); break;
+  }
+  return change.size;
+}
+
+// A change alone waits, in the record that was just written of it, while others follow: first for its bucket, then for its
+// entry. So the memory of several changes is on its way at once, though each came in a call of its own.
+void StoreImpl::defer(const Deferred& one) {
+  if (deferred_end_ - deferred_begin_ == kAhead) settle_one();
+  deferred_[deferred_end_++ % kAhead] = one;
+  if (deferred_end_ - deferred_begin_ > kAhead / 2) {
+    const Deferred& next = deferred_[(deferred_end_ - kAhead / 2 - 1) % kAhead];
+    next.state->table.prefetch_entry(next.hash);
+  }
+}
+
+void StoreImpl::settle_one() const {
+  const Deferred& one = deferred_[deferred_begin_++ % kAhead];
+  take_change(one.state->table, one.change, one.hash, one.version);
+}
+
+void StoreImpl::settle_all() const {
+  for (std::size_t i = deferred_begin_; i < deferred_end_; i++)
+    deferred_[i % kAhead].state->table.prefetch_entry(deferred_[i % kAhead].hash);
+  while (deferred_begin_ < deferred_end_) settle_one();
+  deferred_begin_ = deferred_end_ = 0;
 }
 
 Result<void> StoreImpl::drop(TableId table) {
   if (options_.read_only) return base::fail(Code::invalid, folder_, ": the store was opened for reading only");
+  settle();
   TableState* const state = tables_.find(table);
   if (state == nullptr) return {};
   if (checkpoint_ != nullptr && checkpoint_table_ == table) TRY(wait_for_background());
@@ -354,6 +422,7 @@ Result<void> StoreImpl::drop(TableId table) {
 // --- reading ---
 
 ScanPage StoreImpl::scan(TableId table, std::uint64_t cursor, std::size_t limit, Bytes prefix) const {
+  settle();
   ScanPage page;
   page.cursor = cursor;
   const TableState* const state = tables_.find(table);
@@ -375,6 +444,7 @@ ScanPage StoreImpl::scan(TableId table, std::uint64_t cursor, std::size_t limit,
 }
 
 Statistics StoreImpl::statistics() const {
+  settle();
   Statistics s;
   s.memory_bytes = arena_.reserved();
   tables_.each([&](TableId, const TableState& state) {
@@ -531,6 +601,7 @@ Result<bool> StoreImpl::step() {
 
 Result<bool> StoreImpl::maintain(base::Duration budget) {
   if (options_.read_only || log_.failed()) return false;
+  settle();
   if (rest_ > 0) {
     rest_--;
     return false;
@@ -554,6 +625,7 @@ Result<bool> StoreImpl::maintain(base::Duration budget) {
 Result<void> StoreImpl::compact() {
   if (options_.read_only) return base::fail(Code::invalid, folder_, ": the store was opened for reading only");
   if (log_.failed()) return log_.failure();
+  settle();
   const auto complete = [this]() -> Result<void> {
     TRY(wait_for_background());
     while (checkpoint_ != nullptr) {

@@ -109,6 +109,27 @@ inline void encode_record(char* to, std::size_t size, const RecordFields& fields
 // The record at `offset` of the segment, if a whole good one is there.
 std::optional<Record> parse_record(Bytes segment, std::uint64_t offset, std::uint64_t salt, Position position);
 
+// A change as it lies in a record that this process wrote itself: nothing is checked.
+struct PlacedChange {
+  explicit PlacedChange(const char* at) {
+    const auto byte = static_cast<std::uint8_t>(at[0]);
+    kind = static_cast<Change::Kind>(byte & 0x7f);
+    const std::size_t key_size = base::load<std::uint16_t>(at + 1), value_size = base::load<std::uint32_t>(at + 3);
+    const char* next = at + kChangeHeaderSize;
+    if (byte & 0x80) {
+      expires_ms = base::load<std::uint64_t>(next);
+      next += 8;
+    }
+    key = Bytes(next, key_size);
+    value = Bytes(next + key_size, value_size);
+    size = static_cast<std::size_t>(next - at) + key_size + value_size;
+  }
+  Change::Kind kind;
+  std::uint64_t expires_ms = 0;
+  Bytes key, value;
+  std::size_t size;
+};
+
 // Reads a record's or batch's changes one by one.
 class ChangeReader {
  public:

@@ -41,11 +41,16 @@ class Log {
 
   void adopt(LogState state);
 
+  // Whether room(size) is there without a write, a new segment or more memory: then records written since the last flush
+  // stay where they are.
+  bool has_room(std::size_t size) const {
+    return !failed_ && !segments_.empty() && offset_ + size <= segments_.back().size &&
+           pending_size_ + size <= pending_capacity_ && pending_size_ < kFlushAt;
+  }
   // Where a record of `size` bytes may be encoded, for salt(), offset(), position(); then commit(size), or nothing.
   // Errors: no_space, io (nothing changed; after a failed write or sync the log is failed for good).
   Result<char*> room(std::size_t size) {
-    if (!failed_ && !segments_.empty() && offset_ + size <= segments_.back().size && pending_size_ + size <= pending_capacity_ &&
-        pending_size_ < kFlushAt) [[likely]]
+    if (has_room(size)) [[likely]]
       return pending_.get() + pending_size_;
     return room_slowly(size);
   }
