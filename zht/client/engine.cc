@@ -39,7 +39,7 @@ class Engine::Loop {
   void run() { io_.run(); }
 
   // ---- any thread ----
-  void submit(Pending* pendings, std::size_t count, bool on_thread) {
+  void submit(std::unique_ptr<Pending>* pendings, std::size_t count, bool on_thread) {
     bool wake = false;
     {
       std::unique_lock lock(mutex_);
@@ -72,7 +72,7 @@ class Engine::Loop {
 
  private:
   struct Slot {
-    Pending pending;
+    std::unique_ptr<Pending> pending;
     std::uint32_t generation = 1;  // never 0: request 0 is what a connection itself is refused with
     enum class State : std::uint8_t { free, waiting, sent, resting } state = State::free;
     PartitionId partition{0};
@@ -114,12 +114,12 @@ class Engine::Loop {
         if (taken_.empty()) break;
       }
       if (ended_) {
-        for (Pending& pending : taken_) finish(std::move(pending), failed(Code::unavailable, "the client is closing"));
+        for (auto& pending : taken_) finish(*pending, failed(Code::unavailable, "the client is closing"));
         taken_.clear();
         continue;
       }
       floor_ = session_.floor();
-      for (Pending& pending : taken_) accept(std::move(pending));
+      for (auto& pending : taken_) accept(std::move(pending));
       taken_.clear();
       flush();
     }
@@ -143,7 +143,7 @@ class Engine::Loop {
     return outcome;
   }
 
-  void finish(Pending pending, Outcome outcome) {
+  void finish(Pending& pending, Outcome outcome) {
     if (pending.sequence != 0) session_.end(pending.sequence);
     {
       const std::lock_guard lock(mutex_);
@@ -152,10 +152,9 @@ class Engine::Loop {
     pending.completion(std::move(outcome));
   }
 
-  void accept(Pending pending) {
-    if (pending.ready) {
-      Outcome outcome = *std::move(pending.ready);
-      finish(std::move(pending), std::move(outcome));
+  void accept(std::unique_ptr<Pending> pending) {
+    if (pending->ready) {
+      finish(*pending, *std::move(pending->ready));
       return;
     }
     std::uint32_t index;
@@ -168,12 +167,12 @@ class Engine::Loop {
     }
     Slot& slot = slots_[index];
     slot.pending = std::move(pending);
-    if (slot.pending.sequence == 0 && is_recorded(slot.pending.operation.kind)) slot.pending.sequence = session_.begin();
-    slot.partition = client::partition_of(slot.pending.operation, table_->partition_count);
+    if (slot.pending->sequence == 0 && is_recorded(slot.pending->operation.kind)) slot.pending->sequence = session_.begin();
+    slot.partition = client::partition_of(slot.pending->operation, table_->partition_count);
     slot.tries = 0;
     slot.order = ++orders_;
     slot.last = Error{Code::unavailable, ""};
-    if (slot.pending.maybe && now() >= expiry(slot)) {  // a synchronous call whose time ran out while it waited
+    if (slot.pending->maybe && now() >= expiry(slot)) {  // a synchronous call whose time ran out while it waited
       complete(index, expired(slot));
       return;
     }
@@ -182,7 +181,7 @@ class Engine::Loop {
   }
 
   Time expiry(const Slot& slot) const {
-    return slot.pending.deadline + (slot.pending.operation.kind == OpKind::callback ? kCallbackGrace : Duration(0));
+    return slot.pending->deadline + (slot.pending->operation.kind == OpKind::callback ? kCallbackGrace : Duration(0));
   }
 
   void route(std::uint32_t index) {
@@ -201,18 +200,18 @@ class Engine::Loop {
 
   void send(Link& link, std::uint32_t index, std::uint64_t epoch) {
     Slot& slot = slots_[index];
-    const bool callback = slot.pending.operation.kind == OpKind::callback;
+    const bool callback = slot.pending->operation.kind == OpKind::callback;
     slot.state = Slot::State::sent;
-    link.recorded = link.recorded || slot.pending.sequence != 0;
+    link.recorded = link.recorded || slot.pending->sequence != 0;
     std::uint64_t timeout_ms = 0;
     if (callback) {
-      const auto left = std::chrono::ceil<Millis>(slot.pending.deadline - now()).count();
+      const auto left = std::chrono::ceil<Millis>(slot.pending->deadline - now()).count();
       timeout_ms = static_cast<std::uint64_t>(std::max<std::int64_t>(left, 1));
     }
-    wire::encode_request(link.out, slot.pending.operation,
+    wire::encode_request(link.out, slot.pending->operation,
                          {.request = std::uint64_t{slot.generation} << 32 | index,
                           .client = session_.id(),
-                          .sequence = slot.pending.sequence,
+                          .sequence = slot.pending->sequence,
                           .floor = floor_,
                           .epoch = epoch,
                           .partition = slot.partition,
@@ -309,7 +308,7 @@ class Engine::Loop {
     for (std::uint32_t index = 0; index < slots_.size(); index++) {
       Slot& slot = slots_[index];
       if (slot.state != Slot::State::sent || slot.instance != link.instance) continue;
-      slot.pending.maybe = true;
+      slot.pending->maybe = true;
       slot.state = Slot::State::waiting;
       link.waiting.push_back(index);
     }
@@ -422,18 +421,17 @@ class Engine::Loop {
 
   void complete(std::uint32_t index, Outcome outcome) {
     Slot& slot = slots_[index];
-    Pending pending = std::move(slot.pending);
-    slot.pending = Pending{};
+    const std::unique_ptr<Pending> pending = std::move(slot.pending);
     slot.state = Slot::State::free;
     slot.generation = std::max(slot.generation + 1, 1u);
     free_.push_back(index);
-    finish(std::move(pending), std::move(outcome));  // may submit, but that only fills the inbox
+    finish(*pending, std::move(outcome));  // may submit, but that only fills the inbox
   }
 
   // Its time is over. It may have happened when it was sent and no definite answer came to any sending.
   Outcome expired(const Slot& slot) {
-    const Operation& operation = slot.pending.operation;
-    const bool sent = slot.state == Slot::State::sent || slot.pending.maybe;
+    const Operation& operation = slot.pending->operation;
+    const bool sent = slot.state == Slot::State::sent || slot.pending->maybe;
     std::string why = slot.last.message;
     if (why.empty())
       if (const auto link = links_.find(slot.instance); link != links_.end()) why = link->second->trouble;
@@ -547,12 +545,12 @@ class Engine::Loop {
   std::vector<std::uint32_t> free_;
   std::map<std::uint32_t, std::unique_ptr<Link>> links_;  // by instance id; never removed
   std::vector<Link*> dirty_;
-  std::vector<Pending> taken_;
+  std::vector<std::unique_ptr<Pending>> taken_;
   bool ended_ = false;
 
   mutable std::mutex mutex_;
   std::condition_variable room_;
-  std::vector<Pending> inbox_;
+  std::vector<std::unique_ptr<Pending>> inbox_;
   std::size_t outstanding_ = 0;
   bool woken_ = false;  // a turn is coming
 };
@@ -566,8 +564,8 @@ Engine::~Engine() {
   thread_.join();
 }
 
-void Engine::submit(Pending pending) { loop_->submit(&pending, 1, on_thread()); }
-void Engine::submit_all(std::vector<Pending> pendings) { loop_->submit(pendings.data(), pendings.size(), on_thread()); }
+void Engine::submit(std::unique_ptr<Pending> pending) { loop_->submit(&pending, 1, on_thread()); }
+void Engine::submit_all(std::vector<std::unique_ptr<Pending>> pendings) { loop_->submit(pendings.data(), pendings.size(), on_thread()); }
 void Engine::table_changed() { loop_->table_changed(); }
 bool Engine::has_requests() const { return loop_->has_requests(); }
 

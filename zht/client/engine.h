@@ -39,8 +39,10 @@ class Engine {
   Engine(Session& session, Options options);
   // Completes what is outstanding (timeout when it may have happened, else unavailable) and says goodbye.
   ~Engine();
-  void submit(Pending pending);                    // any thread; waits for room, except on the engine's own thread
-  void submit_all(std::vector<Pending> pendings);  // the same for many
+  // Any thread; waits for room, except on the engine's own thread. (On the heap: a request passes through several hands,
+  // and moving one takes as long as encoding it.)
+  void submit(std::unique_ptr<Pending> pending);
+  void submit_all(std::vector<std::unique_ptr<Pending>> pendings);
   void table_changed();                            // any thread: session's table is a new one
   bool has_requests() const;                       // any thread
   bool on_thread() const { return std::this_thread::get_id() == thread_.get_id(); }

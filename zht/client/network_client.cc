@@ -67,12 +67,12 @@ Engine& NetworkClient::engine() {
   return *engine_;
 }
 
-Pending NetworkClient::prepare(Operation operation, Completion completion, Millis timeout) const {
-  Pending pending;
-  if (auto valid = validate(operation, partition_count_, max_value_size_); !valid) pending.ready = failed(valid.error());
-  pending.operation = std::move(operation);
-  pending.completion = std::move(completion);
-  pending.deadline = now() + (timeout.count() > 0 ? timeout : options_.timeout);
+std::unique_ptr<Pending> NetworkClient::prepare(Operation&& operation, Completion&& completion, Millis timeout) const {
+  auto pending = std::make_unique<Pending>();
+  if (auto valid = validate(operation, partition_count_, max_value_size_); !valid) pending->ready = failed(valid.error());
+  pending->operation = std::move(operation);
+  pending->completion = std::move(completion);
+  pending->deadline = now() + (timeout.count() > 0 ? timeout : options_.timeout);
   return pending;
 }
 
@@ -80,11 +80,11 @@ void NetworkClient::submit(Operation operation, Completion completion, Millis ti
   engine().submit(prepare(std::move(operation), std::move(completion), timeout));
 }
 
-Outcome NetworkClient::call_through_engine(Pending pending) {
+Outcome NetworkClient::call_through_engine(std::unique_ptr<Pending> pending) {
   std::mutex mutex;
   std::condition_variable done;
   std::optional<Outcome> answer;
-  pending.completion = [&](Outcome outcome) {
+  pending->completion = [&](Outcome outcome) {
     // Notified under the lock: the caller's frame may be gone as soon as it can take it.
     const std::lock_guard lock(mutex);
     answer = std::move(outcome);
@@ -97,20 +97,20 @@ Outcome NetworkClient::call_through_engine(Pending pending) {
 }
 
 Outcome NetworkClient::call(Operation operation, Millis timeout) {
-  Pending pending = prepare(std::move(operation), {}, timeout);
-  if (pending.ready) return *std::move(pending.ready);
+  auto pending = prepare(std::move(operation), {}, timeout);
+  if (pending->ready) return *std::move(pending->ready);
   // A callback waits long, and its connection would be of no other use meanwhile.
-  if (pending.operation.kind == OpKind::callback) return call_through_engine(std::move(pending));
+  if (pending->operation.kind == OpKind::callback) return call_through_engine(std::move(pending));
 
-  const bool recorded = is_recorded(pending.operation.kind);
-  const PartitionId partition = client::partition_of(pending.operation, partition_count_);
+  const bool recorded = is_recorded(pending->operation.kind);
+  const PartitionId partition = client::partition_of(pending->operation, partition_count_);
   Session::Ticket ticket = session_.take(static_cast<std::uint32_t>(partition), recorded);
   const Owner owner = ticket.table->owner_of(partition);
   const Table::Instance& instance = ticket.table->instances[owner.instance];
   const std::uint32_t instance_id = instance.id;
-  pending.sequence = ticket.sequence;
+  pending->sequence = ticket.sequence;
   if (!ticket.channel && ticket.may_open) {
-    const Time connected_by = std::min<Time>(pending.deadline, now() + options_.connect_timeout);
+    const Time connected_by = std::min<Time>(pending->deadline, now() + options_.connect_timeout);
     for (const Address& address : instance.addresses) {
       auto opened = Channel::open(address, connected_by);
       if (!opened) continue;
@@ -124,16 +124,16 @@ Outcome NetworkClient::call(Operation operation, Millis timeout) {
   }
   Channel& channel = *ticket.channel;
   const std::uint64_t request = channel.next_request();
-  wire::encode_request(channel.out(), pending.operation,
+  wire::encode_request(channel.out(), pending->operation,
                        {.request = request,
                         .client = session_.id(),
                         .sequence = ticket.sequence,
                         .floor = ticket.floor,
                         .epoch = owner.epoch,
                         .partition = partition});
-  auto frame = channel.exchange(request, pending.deadline);
+  auto frame = channel.exchange(request, pending->deadline);
   if (!frame) {
-    pending.maybe = channel.anything_sent();
+    pending->maybe = channel.anything_sent();
     session_.give_back(std::move(ticket), instance_id, false, false);
     return call_through_engine(std::move(pending));  // which ends it at once when its time is over
   }
@@ -152,7 +152,7 @@ std::vector<Outcome> NetworkClient::call_all(std::vector<Operation> operations, 
   std::mutex mutex;
   std::condition_variable done;
   std::atomic<std::size_t> left = operations.size();
-  std::vector<Pending> pendings;
+  std::vector<std::unique_ptr<Pending>> pendings;
   pendings.reserve(operations.size());
   for (std::size_t i = 0; i < operations.size(); i++)
     pendings.push_back(prepare(std::move(operations[i]), [&, i](Outcome outcome) {

@@ -32,9 +32,9 @@ class NetworkClient final : public Client {
   const Source& source() const { return source_; }
 
  private:
-  Pending prepare(Operation operation, Completion completion, Millis timeout) const;
+  std::unique_ptr<Pending> prepare(Operation&& operation, Completion&& completion, Millis timeout) const;
   Engine& engine();
-  Outcome call_through_engine(Pending pending);
+  Outcome call_through_engine(std::unique_ptr<Pending> pending);
   void want_table();
   void look_for_table();
   bool refresh_table();
