@@ -114,16 +114,15 @@ void Scheduler::on_claimed(const std::string& id, ClaimReply reply, Time now) {
   // A graph's first look claims one chunk at most; it is linked when all of them are here.
   if (first && job->spec->graph && reply.next_chunk < job->spec->chunk_count()) return;
   job->next_chunk = reply.next_chunk;
-  std::vector<std::pair<std::uint32_t, TaskState>> states;
   for (auto& claimed : reply.chunks) {
     if (job->chunks.count(claimed.index)) continue;
     if (job->spec->graph)
       for (std::uint32_t offset = 0; offset < claimed.chunk.states.size(); offset++)
-        states.emplace_back(claimed.index * job->spec->chunk_size + offset, claimed.chunk.state_of(offset));
+        job->graph_states.emplace_back(claimed.index * job->spec->chunk_size + offset, claimed.chunk.state_of(offset));
     add_chunk(*job, std::move(claimed));
   }
-  if (job->spec->graph) link_graph(*job, states);
   job->all_claimed = job->next_chunk >= job->spec->chunk_count();
+  if (job->spec->graph && job->all_claimed) link_graph(*job);
   if (job->cancelling) cancel_unstarted(*job);
 }
 
@@ -139,7 +138,8 @@ void Scheduler::add_chunk(ActiveJob& job, ClaimedChunk claimed) {
 }
 
 // The parents of a graph's tasks may lie in any of its chunks, so a graph is claimed whole before it is linked.
-void Scheduler::link_graph(ActiveJob& job, const std::vector<std::pair<std::uint32_t, TaskState>>& states) {
+void Scheduler::link_graph(ActiveJob& job) {
+  const auto states = std::exchange(job.graph_states, {});
   std::unordered_map<std::uint32_t, TaskState> ended;
   std::vector<std::uint32_t> fresh;
   for (const auto& [task, state] : states) {
@@ -351,7 +351,7 @@ void Scheduler::want_claim(ActiveJob& job, Time now) {
   }
   ClaimRequest request{options_.agent, options_.incarnation, job.next_chunk, first ? 1 : kChunksAtOnce, first};
   // A graph is claimed whole: the first look only tells that it is one.
-  if (!first && job.spec->graph) request = {options_.agent, options_.incarnation, 0, job.spec->chunk_count(), false};
+  if (!first && job.spec->graph) request.max_chunks = job.spec->chunk_count();
   job.claiming = true;
   actions_.push_back(Claim{job.id, std::move(request)});
 }

@@ -115,6 +115,7 @@ class Scheduler {
     std::set<std::uint32_t> marking;     // ... the marks are on their way
     std::set<std::uint32_t> launched;
     // Graph jobs: how many parents are open, and who waits for whom.
+    std::vector<std::pair<std::uint32_t, TaskState>> graph_states;  // of the chunks claimed so far, until it is linked
     std::unordered_map<std::uint32_t, std::uint32_t> open;
     std::unordered_map<std::uint32_t, std::vector<std::uint32_t>> children;
     std::vector<TaskResult> results;  // to be recorded
@@ -133,7 +134,7 @@ class Scheduler {
 
   ActiveJob* find(const std::string& job);
   void add_chunk(ActiveJob& job, ClaimedChunk claimed);
-  void link_graph(ActiveJob& job, const std::vector<std::pair<std::uint32_t, TaskState>>& states);
+  void link_graph(ActiveJob& job);
   void task_ended(ActiveJob& job, std::uint32_t task, TaskState state);
   void enter_turn(ActiveJob& job);
   void leave_turn(ActiveJob& job);
