@@ -202,7 +202,8 @@ Task<Reply> Metadata::make_directory(InodeId directory, CreateRequest request, I
   }
   DirectoryRequest make;
   make.inode = child;
-  Call child_made(client_, Operation::update(tag_of(HomeId{home}), "fusionfs.make_directory", pack(make)));
+  Call child_made(client_, Operation::update(tag_of(HomeId{home}), "fusionfs.make_directory", pack(make)), {},
+                  Call::Style::beside);
   Call name_made(client_, Operation::update(tag_of(home_of(directory)), "fusionfs.create", pack(request)));
   const Outcome child_outcome = co_await child_made;
   const Outcome name_outcome = co_await name_made;

@@ -125,8 +125,8 @@ class FileSystem {
   InodeTable& table() { return table_; }
   Metadata& metadata() { return metadata_; }
 
-  // Counts a task under way, so that stop() waits for it.
-  void begin() { under_way_.fetch_add(1, std::memory_order_relaxed); }
+  // Counts a task under way, so that stop() waits for it. Returns how many there were before.
+  std::int64_t begin() { return under_way_.fetch_add(1, std::memory_order_relaxed); }
   void end();
 
  private:
