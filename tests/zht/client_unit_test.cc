@@ -6,6 +6,7 @@
 #include "zht/client/address.h"
 #include "zht/client/local_node.h"
 #include "zht/client/sequencer.h"
+#include "zht/client/session.h"
 #include "zht/client/table.h"
 #include "zht/wire/zht.pb.h"
 
@@ -26,6 +27,24 @@ TEST(SequencerTest, TheFloorFollowsTheOldestOpenRequest) {
   EXPECT_EQ(sequencer.floor(), 3u);
   EXPECT_TRUE(sequencer.idle());
   EXPECT_EQ(sequencer.begin(), 4u);
+}
+
+TEST(SessionTest, ANewNameIsTakenInTimeAndRequestsEndUnderTheirOwn) {
+  Session session(std::make_shared<Table>());
+  const base::Time start = base::SystemClock().now();
+  const auto first = session.begin(start);
+  const std::uint64_t first_name = first.identity->id;
+  EXPECT_EQ(first_name, session.id());
+  EXPECT_EQ(session.begin(start + kIdentityLife / 2).identity, first.identity);
+  const auto later = session.begin(start + 2 * kIdentityLife);
+  EXPECT_NE(later.identity->id, first_name);
+  EXPECT_EQ(later.sequence, 1u);
+  EXPECT_EQ(first.identity->id, first_name) << "still open";
+  session.end(first);
+  EXPECT_EQ(session.floor(*first.identity), 1u);
+  EXPECT_FALSE(session.may_say_goodbye());
+  session.end(later);
+  EXPECT_TRUE(session.may_say_goodbye());
 }
 
 TEST(AddressTest, IsReadOrRefused) {

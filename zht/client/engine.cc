@@ -118,7 +118,7 @@ class Engine::Loop {
         taken_.clear();
         continue;
       }
-      floor_ = session_.floor();
+      floor_of_ = nullptr;
       for (auto& pending : taken_) accept(std::move(pending));
       taken_.clear();
       flush();
@@ -144,7 +144,7 @@ class Engine::Loop {
   }
 
   void finish(Pending& pending, Outcome outcome) {
-    if (pending.sequence != 0) session_.end(pending.sequence);
+    if (pending.number.sequence != 0) session_.end(pending.number);
     {
       const std::lock_guard lock(mutex_);
       if (outstanding_-- == options_.max_in_flight) room_.notify_all();
@@ -167,7 +167,7 @@ class Engine::Loop {
     }
     Slot& slot = slots_[index];
     slot.pending = std::move(pending);
-    if (slot.pending->sequence == 0 && is_recorded(slot.pending->operation.kind)) slot.pending->sequence = session_.begin();
+    if (slot.pending->number.sequence == 0 && is_recorded(slot.pending->operation.kind)) slot.pending->number = session_.begin(now());
     slot.partition = client::partition_of(slot.pending->operation, table_->partition_count);
     slot.tries = 0;
     slot.order = ++orders_;
@@ -202,20 +202,26 @@ class Engine::Loop {
     Slot& slot = slots_[index];
     const bool callback = slot.pending->operation.kind == OpKind::callback;
     slot.state = Slot::State::sent;
-    link.recorded = link.recorded || slot.pending->sequence != 0;
+    link.recorded = link.recorded || slot.pending->number.sequence != 0;
     std::uint64_t timeout_ms = 0;
     if (callback) {
       const auto left = std::chrono::ceil<Millis>(slot.pending->deadline - now()).count();
       timeout_ms = static_cast<std::uint64_t>(std::max<std::int64_t>(left, 1));
     }
+    const Session::Number number = slot.pending->number;
+    if (number.sequence != 0 && number.identity != floor_of_) {  // asked for once a round: it need not be the very newest
+      floor_of_ = number.identity;
+      floor_ = session_.floor(*number.identity);
+    }
     wire::encode_request(link.out, slot.pending->operation,
                          {.request = std::uint64_t{slot.generation} << 32 | index,
-                          .client = session_.id(),
-                          .sequence = slot.pending->sequence,
-                          .floor = floor_,
+                          .client = number.sequence != 0 ? number.identity->id : 0,
+                          .sequence = number.sequence,
+                          .floor = number.sequence != 0 ? floor_ : 0,
                           .epoch = epoch,
                           .partition = slot.partition,
-                          .timeout_ms = timeout_ms});
+                          .timeout_ms = timeout_ms,
+                          .retry = slot.pending->maybe});
     if (!link.dirty && !link.writing) {
       link.dirty = true;
       dirty_.push_back(&link);
@@ -274,7 +280,6 @@ class Engine::Loop {
     link.out_at = link.in_from = link.in_to = 0;
     link.writing = false;
     receive_later(link);
-    floor_ = session_.floor();
     std::vector<std::uint32_t> waiting;
     waiting.swap(link.waiting);
     std::sort(waiting.begin(), waiting.end(), [&](std::uint32_t a, std::uint32_t b) { return slots_[a].order < slots_[b].order; });
@@ -460,7 +465,7 @@ class Engine::Loop {
     const Time time = last_sweep_;
     wake_ = Time::max();
     Time next = Time::max();
-    floor_ = session_.floor();
+    floor_of_ = nullptr;
     for (auto& [id, link] : links_) {
       const bool timed = link->state == Link::State::connecting || link->state == Link::State::resting;
       if (!timed) continue;
@@ -493,7 +498,6 @@ class Engine::Loop {
 
   void adopt_table() {
     table_ = session_.table();
-    floor_ = session_.floor();
     // Whoever waits for an instance asks the one that owns the partition now, and asks at once.
     for (auto& [id, link] : links_) {
       link->waiting.clear();
@@ -540,6 +544,7 @@ class Engine::Loop {
   asio::steady_timer timer_;
   Time wake_ = Time::max(), last_sweep_{};
   std::shared_ptr<const Table> table_;
+  const Identity* floor_of_ = nullptr;  // whose floor_ is, in this round
   std::uint64_t floor_ = 0, orders_ = 0;
   std::vector<Slot> slots_;
   std::vector<std::uint32_t> free_;

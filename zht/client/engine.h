@@ -23,7 +23,7 @@ struct Pending {
   Operation operation;
   Completion completion;
   base::Time deadline{};
-  std::uint64_t sequence = 0;  // 0: given by the engine when the operation is recorded
+  Session::Number number;      // sequence 0: given by the engine when the operation is recorded
   bool maybe = false;          // an earlier sending of it may have been executed
   std::optional<Outcome> ready;  // nothing to send: this is the answer
 };

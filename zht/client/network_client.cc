@@ -2,7 +2,6 @@
 
 #include <cstdlib>
 
-#include "novoht/base/random.h"
 #include "zht/client/control.h"
 #include "zht/client/local_node.h"
 #include "zht/support/log.h"
@@ -24,12 +23,6 @@ constexpr auto kSilenceBeforeStart = 1s;  // a local node nobody answers for is 
 
 Time now() { return base::SystemClock().now(); }
 
-// PROTOCOL.md, "Identity of a request": the time in quarter minutes above, random bits below.
-std::uint64_t new_client_id() {
-  const std::uint64_t quarter = base::to_millis(base::SystemClock().wall()) / 4000;
-  return quarter << 34 | (base::entropy() >> 30);
-}
-
 Outcome failed(const Error& error) {
   Outcome outcome;
   outcome.code = error.code;
@@ -41,7 +34,7 @@ Outcome failed(const Error& error) {
 
 NetworkClient::NetworkClient(ClientOptions options, Source source, std::shared_ptr<const Table> table)
     : options_(std::move(options)), source_(std::move(source)), partition_count_(table->partition_count),
-      max_value_size_(table->max_value_size), session_(new_client_id(), std::move(table)) {}
+      max_value_size_(table->max_value_size), session_(std::move(table)) {}
 
 NetworkClient::~NetworkClient() {
   {
@@ -52,7 +45,7 @@ NetworkClient::~NetworkClient() {
   // The finder uses the engine, and the engine wakes the finder.
   if (finder_.joinable()) finder_.join();
   engine_.reset();
-  if (!session_.used() || !session_.idle()) return;
+  if (!session_.may_say_goodbye()) return;
   for (auto& [instance, channel] : session_.last_channels()) {
     wire::encode_goodbye(channel->out(), session_.id());
     if (!channel->send_only(now() + 10ms)) logger().debug("no goodbye", {{"instance", instance}});
@@ -104,11 +97,11 @@ Outcome NetworkClient::call(Operation operation, Millis timeout) {
 
   const bool recorded = is_recorded(pending->operation.kind);
   const PartitionId partition = client::partition_of(pending->operation, partition_count_);
-  Session::Ticket ticket = session_.take(static_cast<std::uint32_t>(partition), recorded);
+  Session::Ticket ticket = session_.take(static_cast<std::uint32_t>(partition), recorded, now());
   const Owner owner = ticket.table->owner_of(partition);
   const Table::Instance& instance = ticket.table->instances[owner.instance];
   const std::uint32_t instance_id = instance.id;
-  pending->sequence = ticket.sequence;
+  pending->number = ticket.number;
   if (!ticket.channel && ticket.may_open) {
     const Time connected_by = std::min<Time>(pending->deadline, now() + options_.connect_timeout);
     for (const Address& address : instance.addresses) {
@@ -126,8 +119,8 @@ Outcome NetworkClient::call(Operation operation, Millis timeout) {
   const std::uint64_t request = channel.next_request();
   wire::encode_request(channel.out(), pending->operation,
                        {.request = request,
-                        .client = session_.id(),
-                        .sequence = ticket.sequence,
+                        .client = ticket.client,
+                        .sequence = ticket.number.sequence,
                         .floor = ticket.floor,
                         .epoch = owner.epoch,
                         .partition = partition});

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "novoht/base/clock.h"
+#include "novoht/base/random.h"
 #include "zht/client/channel.h"
 #include "zht/client/sequencer.h"
 #include "zht/client/table.h"
@@ -25,12 +26,31 @@ inline PartitionId partition_of(const Operation& operation, std::uint32_t partit
   return zht::partition_of(operation.kind == OpKind::batch ? operation.operations[0].key : operation.key, partition_count);
 }
 
+// Under which name requests are recorded. The store keeps results for an hour after a name's last change and then no longer
+// knows what it has seen, so a client goes on under a new name well before that; requests end under the name they began
+// with. PROTOCOL.md, "Identity of a request".
+struct Identity {
+  std::uint64_t id = 0;
+  base::Time since{};
+  Sequencer sequencer;
+};
+inline constexpr auto kIdentityLife = std::chrono::minutes(20);
+
+// The time in quarter minutes above, random bits below.
+inline std::uint64_t new_client_id() {
+  const std::uint64_t time = base::to_millis(base::SystemClock().wall()) / 4000;
+  return time << 34 | (base::entropy() >> 30);
+}
+
 // Any thread.
 class Session {
  public:
-  Session(std::uint64_t id, std::shared_ptr<const Table> table) : id_(id), table_(std::move(table)) {}
+  explicit Session(std::shared_ptr<const Table> table) : table_(std::move(table)) { rename(base::SystemClock().now()); }
 
-  std::uint64_t id() const { return id_; }
+  std::uint64_t id() const {
+    const std::lock_guard lock(mutex_);
+    return current_->id;
+  }
   std::shared_ptr<const Table> table() const {
     const std::lock_guard lock(mutex_);
     return table_;
@@ -39,41 +59,49 @@ class Session {
     const std::lock_guard lock(mutex_);
     table_ = std::move(table);
   }
-  std::uint64_t begin() {
+  // The identity stays valid until end().
+  struct Number {
+    Identity* identity = nullptr;
+    std::uint64_t sequence = 0;
+  };
+  Number begin(base::Time now) {
     const std::lock_guard lock(mutex_);
-    return sequencer_.begin();
+    if (now - current_->since > kIdentityLife) rename(now);
+    return {current_.get(), current_->sequencer.begin()};
   }
-  void end(std::uint64_t sequence) {
+  void end(Number number) {
     const std::lock_guard lock(mutex_);
-    sequencer_.end(sequence);
+    number.identity->sequencer.end(number.sequence);
   }
-  std::uint64_t floor() const {
+  std::uint64_t floor(const Identity& identity) const {
     const std::lock_guard lock(mutex_);
-    return sequencer_.floor();
+    return identity.sequencer.floor();
   }
-  bool idle() const {
+  // Something recorded was asked under the current name, and all of it is settled.
+  bool may_say_goodbye() const {
     const std::lock_guard lock(mutex_);
-    return sequencer_.idle();
-  }
-  bool used() const {  // anything recorded was ever asked
-    const std::lock_guard lock(mutex_);
-    return sequencer_.floor() > 0 || !sequencer_.idle();
+    return current_->sequencer.floor() > 0 && current_->sequencer.idle();
   }
 
   // A synchronous call in one critical section at its beginning and one at its end.
   struct Ticket {
     std::shared_ptr<const Table> table;
     std::unique_ptr<Channel> channel;  // idle until now; may be none
-    std::uint64_t sequence = 0;        // 0: not recorded
+    std::uint64_t client = 0;
+    Number number;                     // sequence 0: not recorded
     std::uint64_t floor = 0;
     bool may_open = true;  // another channel to this instance is allowed
   };
-  Ticket take(std::uint32_t partition, bool recorded) {
+  Ticket take(std::uint32_t partition, bool recorded, base::Time now) {
     const std::lock_guard lock(mutex_);
     Ticket ticket;
     ticket.table = table_;
-    if (recorded) ticket.sequence = sequencer_.begin();
-    ticket.floor = sequencer_.floor();
+    if (recorded) {
+      if (now - current_->since > kIdentityLife) rename(now);
+      ticket.number = {current_.get(), current_->sequencer.begin()};
+    }
+    ticket.client = current_->id;
+    ticket.floor = current_->sequencer.floor();
     Pool& pool = pools_[table_->instances[table_->owners[partition].instance].id];
     if (!pool.idle.empty()) {
       ticket.channel = std::move(pool.idle.back());
@@ -88,7 +116,7 @@ class Session {
   void give_back(Ticket ticket, std::uint32_t instance, bool channel_well, bool ended) {
     std::vector<std::unique_ptr<Channel>> closed;  // outside the lock
     const std::lock_guard lock(mutex_);
-    if (ticket.sequence != 0 && ended) sequencer_.end(ticket.sequence);
+    if (ticket.number.sequence != 0 && ended) ticket.number.identity->sequencer.end(ticket.number.sequence);
     Pool& pool = pools_[instance];
     if (channel_well) {
       pool.idle.push_back(std::move(ticket.channel));
@@ -116,10 +144,15 @@ class Session {
     std::vector<std::unique_ptr<Channel>> idle;
     unsigned open = 0;  // idle or in use
   };
-  const std::uint64_t id_;
+  void rename(base::Time now) {
+    std::erase_if(former_, [](const auto& one) { return one->sequencer.idle(); });
+    if (current_ && !current_->sequencer.idle()) former_.push_back(std::move(current_));
+    current_ = std::make_unique<Identity>(Identity{new_client_id(), now, {}});
+  }
   mutable std::mutex mutex_;
+  std::unique_ptr<Identity> current_;
+  std::vector<std::unique_ptr<Identity>> former_;  // with requests still open
   std::shared_ptr<const Table> table_;
-  Sequencer sequencer_;
   std::map<std::uint32_t, Pool> pools_;  // by instance id
 };
 
