@@ -56,6 +56,7 @@ Engine& NetworkClient::engine() {
   std::call_once(engine_once_, [this] {
     engine_ = std::make_unique<Engine>(session_, Engine::Options{options_.connect_timeout, std::max<std::size_t>(options_.max_in_flight, 1),
                                                                  [this] { want_table(); }});
+    engine_seen_ = engine_.get();
   });
   return *engine_;
 }
@@ -90,6 +91,8 @@ Outcome NetworkClient::call_through_engine(std::unique_ptr<Pending> pending) {
 }
 
 Outcome NetworkClient::call(Operation operation, Millis timeout) {
+  const Engine* engine_now = engine_seen_;
+  CHECK(engine_now == nullptr || !engine_now->on_thread(), "a blocking call from a completion would wait for itself");
   auto pending = prepare(std::move(operation), {}, timeout);
   if (pending->ready) return *std::move(pending->ready);
   // A callback waits long, and its connection would be of no other use meanwhile.

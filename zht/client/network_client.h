@@ -46,6 +46,7 @@ class NetworkClient final : public Client {
   Session session_;
   std::once_flag engine_once_;
   std::unique_ptr<Engine> engine_;
+  std::atomic<const Engine*> engine_seen_{nullptr};  // engine_, for those who do not make it
 
   // Looks for a newer table, and for a local node to start, beside the engine: both may block.
   std::mutex finder_mutex_;
