@@ -1,10 +1,11 @@
 // What does a message cost? One client in a closed loop (a push; a pop that also settles), then eight clients with many
-// messages on their way. The same loops, bodies and checks for every system; a popped message is always settled, and each
-// must be had exactly once.
+// messages on their way. The same loops, bodies and checks for every system; a popped message is always settled, and
+// each must be had exactly once.
 //
 //   queue_bench --system redis --address 127.0.0.1:6379 --quick
 //
-// fabriq      through its client library: a settlement rides on the next pop, pipelined pushes are batched by the library.
+// fabriq      through its client library: a settlement rides on the next pop, pipelined pushes are batched by the
+// library.
 //             --listen=host:port: over TCP, as the peers; else through the unix socket of the node in --address
 // redis       streams: XADD; XREADGROUP, then XACK and XDEL in one write; pipelined: COUNT, many ids per XACK
 // beanstalkd  put; reserve, delete
@@ -41,7 +42,8 @@ std::string body_of(std::uint64_t number, std::size_t size) {
 }
 std::uint64_t number_of(std::string_view body) {
   std::uint64_t number = 0;
-  for (std::size_t i = 16; i-- > 0;) number = number << 4 | static_cast<std::uint64_t>(body[i] <= '9' ? body[i] - '0' : body[i] - 'a' + 10);
+  for (std::size_t i = 16; i-- > 0;)
+    number = number << 4 | static_cast<std::uint64_t>(body[i] <= '9' ? body[i] - '0' : body[i] - 'a' + 10);
   return number;
 }
 
@@ -50,7 +52,8 @@ class Checklist {
  public:
   Checklist(std::size_t count, std::size_t size) : had_(count), size_(size) {}
   void had(std::string_view body) {
-    require(body.size() == size_, "a message of " + std::to_string(body.size()) + " bytes, pushed with " + std::to_string(size_));
+    require(body.size() == size_,
+            "a message of " + std::to_string(body.size()) + " bytes, pushed with " + std::to_string(size_));
     const std::uint64_t number = number_of(body);
     require(number < had_.size() && body == body_of(number, size_), "a message that nobody pushed");
     require(had_[number].exchange(true) == false, "message " + std::to_string(number) + " was had twice");
@@ -100,7 +103,9 @@ void need(const base::Result<void>& result, std::string_view what) {
 class FabriqClient final : public Client {
  public:
   FabriqClient(std::unique_ptr<zht::Client> client, const std::string& queue)
-      : client_(std::move(client)), queue_(need(fabriq::Queue::open(*client_, queue), "open")), producer_(queue_, {}),
+      : client_(std::move(client)),
+        queue_(need(fabriq::Queue::open(*client_, queue), "open")),
+        producer_(queue_, {}),
         consumer_(queue_, {}) {}
   ~FabriqClient() override { finish(); }
   void push(const std::string& body) override { need(producer_.push(body), "push"); }
@@ -113,7 +118,9 @@ class FabriqClient final : public Client {
       });
     producer.flush();
   }
-  std::size_t pop_many(Checklist& checklist, std::size_t window) override { return take(checklist, static_cast<std::uint32_t>(window)); }
+  std::size_t pop_many(Checklist& checklist, std::size_t window) override {
+    return take(checklist, static_cast<std::uint32_t>(window));
+  }
   void finish() override {
     if (riding_.empty()) return;
     for (const auto& settled : need(queue_.settle(riding_), "acknowledge")) need(queue_.judge(settled), "acknowledge");
@@ -150,7 +157,9 @@ class Fabriq final : public System {
     require(info.total.ready + info.total.leased == 0, "messages are left in the queue");
     need(fabriq::Queue::destroy(*admin_, name), "delete");
   }
-  std::unique_ptr<Client> client(const std::string& queue) override { return std::make_unique<FabriqClient>(connect(), queue); }
+  std::unique_ptr<Client> client(const std::string& queue) override {
+    return std::make_unique<FabriqClient>(connect(), queue);
+  }
 
  private:
   std::unique_ptr<zht::Client> connect() { return need(zht::connect(options_), "connect"); }
@@ -158,14 +167,16 @@ class Fabriq final : public System {
   std::unique_ptr<zht::Client> admin_;
 };
 
-// Peers, over a plain blocking socket ----------------------------------------------------------------------------------
+// Peers, over a plain blocking socket
+// ----------------------------------------------------------------------------------
 
 class Wire {
  public:
   explicit Wire(const std::string& address) {
     const auto colon = address.rfind(':');
     addrinfo* found = nullptr;
-    if (colon == std::string::npos || ::getaddrinfo(address.substr(0, colon).c_str(), address.substr(colon + 1).c_str(), nullptr, &found) != 0)
+    if (colon == std::string::npos ||
+        ::getaddrinfo(address.substr(0, colon).c_str(), address.substr(colon + 1).c_str(), nullptr, &found) != 0)
       wrong("no address: " + address);
     fd_ = ::socket(found->ai_family, SOCK_STREAM, 0);
     const int connected = ::connect(fd_, found->ai_addr, found->ai_addrlen);
@@ -281,7 +292,8 @@ class RedisClient final : public Client {
   }
   void command(const std::vector<std::string>& words) {
     out_ += "*" + std::to_string(words.size()) + "\r\n";
-    for (const std::string& word : words) (out_ += "$" + std::to_string(word.size()) + "\r\n").append(word).append("\r\n");
+    for (const std::string& word : words)
+      (out_ += "$" + std::to_string(word.size()) + "\r\n").append(word).append("\r\n");
   }
   void flush() {
     wire_.send(out_);
@@ -292,7 +304,9 @@ class RedisClient final : public Client {
  private:
   void add(const std::string& body) {
     (out_ += "*5\r\n$4\r\nXADD\r\n$" + std::to_string(queue_.size()) + "\r\n" + queue_ + "\r\n$1\r\n*\r\n$1\r\nb\r\n$" +
-             std::to_string(body.size()) + "\r\n").append(body).append("\r\n");
+             std::to_string(body.size()) + "\r\n")
+        .append(body)
+        .append("\r\n");
   }
   void pushed() {
     const std::string_view head = wire_.line();
@@ -330,7 +344,9 @@ class Redis final : public System {
     require(it.answer() == ":0", "redis: messages are left");
     it.answer();
   }
-  std::unique_ptr<Client> client(const std::string& queue) override { return std::make_unique<RedisClient>(address_, queue, ++clients_); }
+  std::unique_ptr<Client> client(const std::string& queue) override {
+    return std::make_unique<RedisClient>(address_, queue, ++clients_);
+  }
 
  private:
   std::string address_;
@@ -341,7 +357,8 @@ class BeanstalkClient final : public Client {
  public:
   BeanstalkClient(const std::string& address, const std::string& queue) : wire_(address) {
     wire_.send("use " + queue + "\r\nwatch " + queue + "\r\nignore default\r\n");
-    require(wire_.line() == "USING " + queue && wire_.line() == "WATCHING 2" && wire_.line() == "WATCHING 1", "beanstalkd: use and watch");
+    require(wire_.line() == "USING " + queue && wire_.line() == "WATCHING 2" && wire_.line() == "WATCHING 1",
+            "beanstalkd: use and watch");
   }
   void push(const std::string& body) override {
     put(body);
@@ -393,16 +410,19 @@ class Beanstalkd final : public System {
   explicit Beanstalkd(const bench::Arguments& arguments) : address_(arguments.address) {}
   void make_queue(const std::string&) override {}
   void drop_queue(const std::string&) override {}
-  std::unique_ptr<Client> client(const std::string& queue) override { return std::make_unique<BeanstalkClient>(address_, queue); }
+  std::unique_ptr<Client> client(const std::string& queue) override {
+    return std::make_unique<BeanstalkClient>(address_, queue);
+  }
 
  private:
   std::string address_;
 };
 
-// The measurements -----------------------------------------------------------------------------------------------------
+// The measurements
+// -----------------------------------------------------------------------------------------------------
 
-void closed_loop(System& system, const bench::Report& report, const std::string& kind, const std::string& label, std::size_t size,
-                 std::size_t count) {
+void closed_loop(System& system, const bench::Report& report, const std::string& kind, const std::string& label,
+                 std::size_t size, std::size_t count) {
   const std::string queue = "closed-" + label;
   system.make_queue(queue);
   {
@@ -430,7 +450,8 @@ void closed_loop(System& system, const bench::Report& report, const std::string&
   system.drop_queue(queue);
 }
 
-void pipelined(System& system, const bench::Report& report, const std::string& label, std::size_t size, std::size_t count, std::size_t window) {
+void pipelined(System& system, const bench::Report& report, const std::string& label, std::size_t size,
+               std::size_t count, std::size_t window) {
   const std::string queue = "pipelined-" + label;
   system.make_queue(queue);
   std::vector<std::unique_ptr<Client>> clients;
@@ -450,7 +471,8 @@ void pipelined(System& system, const bench::Report& report, const std::string& l
     }
     client.finish();
   });
-  require(checklist.count() == each * kClients, "messages are missing: " + std::to_string(checklist.count()) + " of " + std::to_string(each * kClients));
+  require(checklist.count() == each * kClients,
+          "messages are missing: " + std::to_string(checklist.count()) + " of " + std::to_string(each * kClients));
   report.row("push " + label + " pipelined", "msgs_per_s", static_cast<double>(each * kClients) / pushing);
   report.row("pop " + label + " pipelined", "msgs_per_s", static_cast<double>(each * kClients) / popping);
   clients.clear();
@@ -463,9 +485,12 @@ int main(int argc, char** argv) {
   const bench::Arguments arguments = bench::parse("queue", {"fabriq", "redis", "beanstalkd"}, argc, argv);
   const bench::Report report(arguments);
   std::unique_ptr<System> system;
-  if (arguments.system == "fabriq") system = std::make_unique<Fabriq>(arguments);
-  else if (arguments.system == "redis") system = std::make_unique<Redis>(arguments);
-  else system = std::make_unique<Beanstalkd>(arguments);
+  if (arguments.system == "fabriq")
+    system = std::make_unique<Fabriq>(arguments);
+  else if (arguments.system == "redis")
+    system = std::make_unique<Redis>(arguments);
+  else
+    system = std::make_unique<Beanstalkd>(arguments);
   const bool always = arguments.durability == "always";
   const std::string kind = always ? "always " : "";
 

@@ -12,7 +12,7 @@ using SteadyTime = std::chrono::steady_clock::time_point;
 using zht::Operation;
 using zht::Outcome;
 
-constexpr std::uint32_t kStay = 16;                     // pops in a row from one partition while others have messages
+constexpr std::uint32_t kStay = 16;  // pops in a row from one partition while others have messages
 constexpr Millis kLongestCallback{10 * 60 * 1000};
 constexpr Millis kLongestWait{366ll * 24 * 3600 * 1000};
 
@@ -30,10 +30,10 @@ struct Consumer::State : std::enable_shared_from_this<Consumer::State> {
   }
 
   struct Lane {
-    bool known = false;       // asked at least once
+    bool known = false;  // asked at least once
     bool maybe_ready = false;
-    bool armed = false;       // a callback waits on its bell
-    std::uint64_t bell = 0;   // version last seen
+    bool armed = false;                      // a callback waits on its bell
+    std::uint64_t bell = 0;                  // version last seen
     SteadyTime look_at = SteadyTime::max();  // when time alone may make a message ready
     std::uint64_t oldest_ms = 0;
   };
@@ -189,7 +189,8 @@ Result<Consumer::Batch> Consumer::pop_batch(std::uint32_t most, Millis wait, con
   std::vector<std::size_t> riding_at, beside_at;
   std::uint64_t messages = 0;
   for (std::size_t i = 0; i < settle.size(); i++) {
-    const bool rides = chosen && settle[i].receipt.partition == *chosen && messages + settle[i].receipt.count <= kMaxBatch;
+    const bool rides =
+        chosen && settle[i].receipt.partition == *chosen && messages + settle[i].receipt.count <= kMaxBatch;
     (rides ? riding : beside).push_back(settle[i]);
     (rides ? riding_at : beside_at).push_back(i);
     if (rides) messages += settle[i].receipt.count;

@@ -1,5 +1,6 @@
 // Fabriq: named queues of messages in the store. A push that was acknowledged is delivered; a message is *taken* by one
-// consumer at a time under a lease, and one acknowledgement, with the receipt of its last delivery, settles it for good.
+// consumer at a time under a lease, and one acknowledgement, with the receipt of its last delivery, settles it for
+// good.
 //
 //   TRY_LET(client, zht::connect({}));
 //   TRY_LET(queue, fabriq::Queue::create(*client, "jobs", {}));
@@ -11,12 +12,12 @@
 //   ... work ...
 //   TRY(queue.acknowledge(delivery.receipt));   // conflict: the lease ended and somebody else has it
 //
-// What is promised exactly once is the hand-over: the push (under a producer's id and sequence) and the settlement. What
-// a consumer does in between may happen again after a crash; README.md shows how to make that harmless.
+// What is promised exactly once is the hand-over: the push (under a producer's id and sequence) and the settlement.
+// What a consumer does in between may happen again after a crash; README.md shows how to make that harmless.
 //
 // Every call is one request to the instance that owns the partition, retried by the client until its deadline and
-// executed once. Errors: those of zht::Client; not_found: no such queue. A Queue is a light handle that may be copied and
-// used from any thread; Producer and Consumer say so themselves. The zht::Client outlives them all.
+// executed once. Errors: those of zht::Client; not_found: no such queue. A Queue is a light handle that may be copied
+// and used from any thread; Producer and Consumer say so themselves. The zht::Client outlives them all.
 #pragma once
 
 #include <chrono>
@@ -33,19 +34,20 @@
 namespace fabriq {
 
 struct QueueOptions {
-  std::uint32_t partitions = 4;        // 1..1024; order holds within one: 1 makes a queue in strict order of arrival
-  Millis visibility{30'000};           // how long a lease lasts when the consumer does not say; 1 ms to 12 h
-  std::uint32_t max_deliveries = 0;    // then a message goes to the dead-letter list; 0: never
-  std::uint64_t max_bytes = std::uint64_t{4} << 30;  // kept in all partitions together; a push past it: no_space; 0: any
+  std::uint32_t partitions = 4;      // 1..1024; order holds within one: 1 makes a queue in strict order of arrival
+  Millis visibility{30'000};         // how long a lease lasts when the consumer does not say; 1 ms to 12 h
+  std::uint32_t max_deliveries = 0;  // then a message goes to the dead-letter list; 0: never
+  std::uint64_t max_bytes = std::uint64_t{4}
+                            << 30;  // kept in all partitions together; a push past it: no_space; 0: any
 };
 
 struct Delivery {
-  std::string id;         // of the message: names it for ever, also in other queues' eyes
+  std::string id;  // of the message: names it for ever, also in other queues' eyes
   std::string body;
-  Receipt receipt;        // count 0 from an at-most-once pop: it is settled already
+  Receipt receipt;               // count 0 from an at-most-once pop: it is settled already
   std::uint32_t deliveries = 0;  // this one included
   base::WallTime pushed_at{};
-  std::string producer;   // empty: pushed without one
+  std::string producer;  // empty: pushed without one
   std::uint64_t sequence = 0;
 };
 
@@ -78,8 +80,8 @@ class Queue {
   std::string tag(std::uint32_t partition) const { return partition_tag(shared_->name, partition); }
   std::string id_of(std::uint32_t partition, std::uint64_t number) const;
 
-  // Settles. Fine again with the same receipt, for a day. conflict: the lease ended and the message was handed out again,
-  // or given back, or purged; or the receipt is not one of this queue.
+  // Settles. Fine again with the same receipt, for a day. conflict: the lease ended and the message was handed out
+  // again, or given back, or purged; or the receipt is not one of this queue.
   Result<void> acknowledge(const Receipt& receipt) const;
   // Others may have it, at once or after `delay`.
   Result<void> give_back(const Receipt& receipt, Millis delay = {}) const;
@@ -92,11 +94,12 @@ class Queue {
   // Up to `most` messages that could be popped, or lie on the dead-letter list, without taking them.
   Result<std::vector<Delivery>> peek(std::uint32_t most, bool dead = false) const;
   Result<QueueInfo> info() const;
-  Result<std::uint64_t> purge() const;                            // drops every message; returns how many
+  Result<std::uint64_t> purge() const;                                   // drops every message; returns how many
   Result<std::uint64_t> redrive(std::uint64_t most = UINT64_MAX) const;  // dead messages are ready again; how many
 
   // Building blocks: one request to one partition. The completion runs on a thread of the client.
-  void push_async(std::uint32_t partition, const PushRequest& request, std::function<void(Result<PushReply>)> done) const;
+  void push_async(std::uint32_t partition, const PushRequest& request,
+                  std::function<void(Result<PushReply>)> done) const;
   void pop_async(std::uint32_t partition, const PopRequest& request,
                  std::function<void(Result<std::vector<Delivery>>, const PopReply&)> done) const;
   zht::Operation operation(std::uint32_t partition, std::string procedure, std::string arguments) const;
@@ -120,7 +123,7 @@ struct ProducerOptions {
   // push is a message of its own, and only the client's own retries are recognised.
   std::string id;
   std::uint64_t next_sequence = 0;
-  Millis delay{0};                            // messages can be had this much later; at most a year
+  Millis delay{0};                                            // messages can be had this much later; at most a year
   std::uint64_t max_pending_bytes = std::uint64_t{64} << 20;  // bodies on their way; push_async waits for room
   std::uint64_t max_pending = 65'536;                         // messages on their way; likewise
 };
@@ -142,7 +145,8 @@ class Producer {
   // completion.
   void push_async(std::string body, std::function<void(Result<Pushed>)> done);
   std::vector<Result<Pushed>> push_all(std::vector<std::string> bodies);
-  // A message with its own name instead of a sequence: the partition follows from it, a day's repeats store nothing new.
+  // A message with its own name instead of a sequence: the partition follows from it, a day's repeats store nothing
+  // new.
   Result<Pushed> push_named(std::string id, Bytes body);
   void flush();  // waits until all are answered
   std::uint64_t next_sequence() const;
@@ -153,9 +157,9 @@ class Producer {
 };
 
 struct ConsumerOptions {
-  Millis lease{0};             // 0: the queue's visibility timeout
-  bool at_most_once = false;   // settled by the pop itself: lost when the consumer dies with it
-  bool oldest_first = false;   // looks at all partitions before each pop; slower, and nearly in order over partitions
+  Millis lease{0};            // 0: the queue's visibility timeout
+  bool at_most_once = false;  // settled by the pop itself: lost when the consumer dies with it
+  bool oldest_first = false;  // looks at all partitions before each pop; slower, and nearly in order over partitions
   std::uint64_t max_bytes = std::uint64_t{1} << 20;  // of one pop, first message aside
 };
 
@@ -175,7 +179,8 @@ class Consumer {
     std::vector<Receipt> receipts;     // the same with neighbours joined: cheaper to settle when all is done
     std::vector<Settled> settled;      // what became of `settle`, in its order
   };
-  // Up to `most` (1..kMaxBatch) messages; `settle` rides along on the same request where it concerns the same partition.
+  // Up to `most` (1..kMaxBatch) messages; `settle` rides along on the same request where it concerns the same
+  // partition.
   Result<Batch> pop_batch(std::uint32_t most, Millis wait = {}, const std::vector<Settle>& settle = {});
 
  private:

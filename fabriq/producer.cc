@@ -12,7 +12,8 @@ constexpr std::uint64_t kMaxRequestBytes = std::uint64_t{4} << 20;  // of severa
 
 Result<void> check_size(std::size_t size) {
   if (size <= kMaxMessageSize) return {};
-  return fail(Code::invalid, "a message of ", size, " bytes; at most ", kMaxMessageSize, " (16 MiB less 64 KiB): push a reference instead");
+  return fail(Code::invalid, "a message of ", size, " bytes; at most ", kMaxMessageSize,
+              " (16 MiB less 64 KiB): push a reference instead");
 }
 
 }  // namespace
@@ -77,8 +78,10 @@ struct Producer::State : std::enable_shared_from_this<Producer::State> {
     for (std::size_t i = 0; i < sent.size(); i++) {
       bytes += sent[i].body.size();
       if (!sent[i].done) continue;
-      if (reply) sent[i].done(Pushed{queue.id_of(p, reply->messages[i].number), reply->messages[i].repeated});
-      else sent[i].done(reply.error());
+      if (reply)
+        sent[i].done(Pushed{queue.id_of(p, reply->messages[i].number), reply->messages[i].repeated});
+      else
+        sent[i].done(reply.error());
     }
     std::unique_lock lock(mutex);
     lanes[p].busy = false;
@@ -98,7 +101,8 @@ struct Producer::State : std::enable_shared_from_this<Producer::State> {
   std::uint64_t pending_bytes = 0, pending = 0;
 };
 
-Producer::Producer(Queue queue, ProducerOptions options) : state_(std::make_shared<State>(std::move(queue), std::move(options))) {}
+Producer::Producer(Queue queue, ProducerOptions options)
+    : state_(std::make_shared<State>(std::move(queue), std::move(options))) {}
 Producer::Producer(Producer&&) noexcept = default;
 Producer::~Producer() {
   if (state_) flush();
@@ -111,7 +115,8 @@ void Producer::push_async(std::string body, std::function<void(Result<Pushed>)> 
   }
   std::unique_lock lock(state_->mutex);
   state_->changed.wait(lock, [&] {
-    return state_->pending == 0 || (state_->pending < state_->options.max_pending && state_->pending_bytes < state_->options.max_pending_bytes);
+    return state_->pending == 0 ||
+           (state_->pending < state_->options.max_pending && state_->pending_bytes < state_->options.max_pending_bytes);
   });
   const std::uint64_t sequence = state_->sequence++;
   const std::uint32_t p = state_->partition_of(sequence);

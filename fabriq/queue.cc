@@ -13,7 +13,8 @@ using zht::Outcome;
 constexpr int kMaxRounds = 1000;  // of work that a queue is done with piece by piece
 
 Error no_such_queue(Bytes name) {
-  return fail(Code::not_found, "no queue \"", base::escape(name), "\"; make it with: fabriq create ", base::escape(name));
+  return fail(Code::not_found, "no queue \"", base::escape(name), "\"; make it with: fabriq create ",
+              base::escape(name));
 }
 
 std::string number_text(std::uint64_t number) {
@@ -57,7 +58,8 @@ Result<void> all_ok(const std::vector<Outcome>& outcomes) {
 Result<void> finish_create(zht::Client& client, Bytes name, const Found& found) {
   std::vector<Operation> operations;
   for (std::uint32_t p = 0; p < found.record.partitions; p++)
-    operations.push_back(Operation::update(partition_tag(name, p), "fabriq.open", descriptor_of(found.record, p).encode()));
+    operations.push_back(
+        Operation::update(partition_tag(name, p), "fabriq.open", descriptor_of(found.record, p).encode()));
   TRY(all_ok(client.call_all(std::move(operations))));
   QueueRecord ready = found.record;
   ready.phase = QueueRecord::Phase::ready;
@@ -70,7 +72,8 @@ Result<void> sweep(zht::Client& client, Bytes name, std::uint32_t partition) {
   const std::string tag = partition_tag(name, partition);
   std::uint64_t cursor = 0;
   do {
-    const Outcome page = client.call(Operation::scan(zht::partition_of(tag, client.partition_count()), cursor, tag, 2000));
+    const Outcome page =
+        client.call(Operation::scan(zht::partition_of(tag, client.partition_count()), cursor, tag, 2000));
     if (!page.ok()) return page.error();
     std::string keys;
     for (const zht::ScanEntry& entry : page.entries) base::Writer(keys).str(entry.key);
@@ -131,7 +134,8 @@ Result<Queue> Queue::create(zht::Client& client, std::string_view name, const Qu
         TRY(finish_create(client, name, *found));
         [[fallthrough]];
       case QueueRecord::Phase::ready:
-        return fail(Code::conflict, "queue \"", name, "\" is there already; use it, or take it away first: fabriq delete ", name);
+        return fail(Code::conflict, "queue \"", name,
+                    "\" is there already; use it, or take it away first: fabriq delete ", name);
     }
   }
   return fail(Code::unavailable, "queue \"", name, "\" is made and deleted all the time by others");
@@ -196,7 +200,8 @@ zht::Operation Queue::operation(std::uint32_t partition, std::string procedure, 
 
 Error Queue::explain(Error error) const {
   if (error.code == Code::not_found) return no_such_queue(name());
-  if (error.code == Code::conflict || error.code == Code::no_space) return base::add_context("queue \"" + name() + "\"", std::move(error));
+  if (error.code == Code::conflict || error.code == Code::no_space)
+    return base::add_context("queue \"" + name() + "\"", std::move(error));
   return error;
 }
 
@@ -214,12 +219,16 @@ Result<std::vector<std::string>> Queue::on_all(std::string procedure, const std:
 Result<void> Queue::judge(const Settled& settled) const {
   switch (settled.outcome) {
     case Settled::Outcome::done:
-    case Settled::Outcome::already: return {};
+    case Settled::Outcome::already:
+      return {};
     case Settled::Outcome::superseded:
-      return fail(Code::conflict, "queue \"", name(), "\": the receipt is stale: its lease ended and the message went on; pop it again");
+      return fail(Code::conflict, "queue \"", name(),
+                  "\": the receipt is stale: its lease ended and the message went on; pop it again");
     case Settled::Outcome::forged:
-      return fail(Code::conflict, "queue \"", name(), "\": the receipt is not one of this queue; use the one that pop printed");
-    case Settled::Outcome::busy: break;
+      return fail(Code::conflict, "queue \"", name(),
+                  "\": the receipt is not one of this queue; use the one that pop printed");
+    case Settled::Outcome::busy:
+      break;
   }
   return fail(Code::unavailable, "queue \"", name(), "\": the partition was busy; try again");
 }
@@ -260,7 +269,8 @@ Result<std::vector<Settled>> Queue::settle(const std::vector<Settle>& items) con
       if (!outcomes[at].ok()) return explain(outcomes[at].error());
       TRY_LET(reply, SettleReply::decode(outcomes[at].value));
       const auto& sent = chosen[of[at]];
-      if (reply.items.size() != sent.size()) return fail(Code::corrupt, "queue: ", reply.items.size(), " answers to ", sent.size(), " settlements");
+      if (reply.items.size() != sent.size())
+        return fail(Code::corrupt, "queue: ", reply.items.size(), " answers to ", sent.size(), " settlements");
       for (std::size_t k = 0; k < sent.size(); k++) {
         results[sent[k]] = reply.items[k];
         if (reply.items[k].outcome == Settled::Outcome::busy) later.push_back(sent[k]);
@@ -318,7 +328,8 @@ Result<std::vector<Delivery>> Queue::peek(std::uint32_t most, bool dead) const {
     TRY_LET(reply, PopReply::decode(replies[p]));
     for (Delivery& delivery : deliveries_of(p, reply)) all.push_back(std::move(delivery));
   }
-  std::stable_sort(all.begin(), all.end(), [](const Delivery& a, const Delivery& b) { return a.pushed_at < b.pushed_at; });
+  std::stable_sort(all.begin(), all.end(),
+                   [](const Delivery& a, const Delivery& b) { return a.pushed_at < b.pushed_at; });
   if (all.size() > most) all.resize(most);
   return all;
 }
@@ -347,7 +358,8 @@ Result<std::uint64_t> Queue::redrive(std::uint64_t most) const {
   std::uint64_t total = 0;
   for (std::uint32_t p = 0; p < partitions(); p++) {
     while (total < most) {
-      auto reply = client().update(tag(p), "fabriq.redrive", number_text(record().queue_id) + number_text(most - total));
+      auto reply =
+          client().update(tag(p), "fabriq.redrive", number_text(record().queue_id) + number_text(most - total));
       if (!reply) return explain(reply.error());
       const std::uint64_t count = reply->size() == 8 ? base::load<std::uint64_t>(reply->data()) : 0;
       if (count == 0) break;
@@ -357,11 +369,14 @@ Result<std::uint64_t> Queue::redrive(std::uint64_t most) const {
   return total;
 }
 
-void Queue::push_async(std::uint32_t partition, const PushRequest& request, std::function<void(Result<PushReply>)> done) const {
+void Queue::push_async(std::uint32_t partition, const PushRequest& request,
+                       std::function<void(Result<PushReply>)> done) const {
   client().submit(operation(partition, "fabriq.push", request.encode()),
                   [queue = *this, done = std::move(done)](Outcome outcome) {
-                    if (outcome.ok()) done(PushReply::decode(outcome.value));
-                    else done(queue.explain(outcome.error()));
+                    if (outcome.ok())
+                      done(PushReply::decode(outcome.value));
+                    else
+                      done(queue.explain(outcome.error()));
                   });
 }
 

@@ -92,7 +92,9 @@ Result<void> Partition::take_returned(const PopRequest& request, PopReply& reply
   std::uint64_t lease_number = 0;
   while (reply.messages.size() < request.max_count && !reader_.ready_list.empty() && !tired(7000)) {
     const auto numbers = list_front('f', reader_.ready_list, 0, request.max_count - reply.messages.size());
-    if (numbers.empty()) return fail(Code::corrupt, "queue partition ", base::escape(keys_.tag()), ": list of returned messages has a hole");
+    if (numbers.empty())
+      return fail(Code::corrupt, "queue partition ", base::escape(keys_.tag()),
+                  ": list of returned messages has a hole");
     for (const std::uint64_t number : numbers) {
       if (tired(7000)) return {};
       TRY_LET(state, alone(number));
@@ -115,7 +117,8 @@ Result<void> Partition::take_returned(const PopRequest& request, PopReply& reply
         state->shared = true;
       }
       state->deliveries++;
-      PopReply::Message message{number, entry.pushed_ms, state->deliveries, entry.attributes, entry.body, Receipt{.count = 0}};
+      PopReply::Message message{number,           entry.pushed_ms, state->deliveries,
+                                entry.attributes, entry.body,      Receipt{.count = 0}};
       if (request.at_most_once) {
         TRY(settle_alone(number, *state, 0));
       } else {
@@ -147,8 +150,8 @@ Result<void> Partition::take_fresh(const PopRequest& request, PopReply& reply, s
     auto found = get(key, zht::Range::bytes(reader_.offset, std::min(hint, std::max<std::uint64_t>(room, 256))));
     if (!found || found->value.empty()) {
       if (reader_.segment >= writer_.segment)
-        return fail(Code::corrupt, "queue partition ", base::escape(keys_.tag()), ": segment ", reader_.segment, " ends at ",
-                    reader_.offset, ", before message ", reader_.taken);
+        return fail(Code::corrupt, "queue partition ", base::escape(keys_.tag()), ": segment ", reader_.segment,
+                    " ends at ", reader_.offset, ", before message ", reader_.taken);
       TRY(leave_segment(found ? found->size : 0));
       continue;
     }
@@ -157,19 +160,20 @@ Result<void> Partition::take_fresh(const PopRequest& request, PopReply& reply, s
       if (!reply.messages.empty() && bytes + size > request.max_bytes) return {};
       found = get(key, zht::Range::bytes(reader_.offset, size));
       if (!found || found->value.size() < size)
-        return fail(Code::corrupt, "queue partition ", base::escape(keys_.tag()), ": segment ", reader_.segment, " offset ",
-                    reader_.offset, ": an entry of ", size, " bytes is cut");
+        return fail(Code::corrupt, "queue partition ", base::escape(keys_.tag()), ": segment ", reader_.segment,
+                    " offset ", reader_.offset, ": an entry of ", size, " bytes is cut");
     }
     bodies_.push_back(std::move(found->value));
     const Bytes read = bodies_.back();
     const std::size_t first_of_group = reply.messages.size();
     std::uint64_t size = 0;
     Entry entry;
-    while (reply.messages.size() < request.max_count && reader_.taken + (reply.messages.size() - first_of_group) < writer_.appended &&
+    while (reply.messages.size() < request.max_count &&
+           reader_.taken + (reply.messages.size() - first_of_group) < writer_.appended &&
            Entry::decode(read.substr(size), entry)) {
       if (!reply.messages.empty() && bytes + entry.size() > request.max_bytes) break;
-      reply.messages.push_back({reader_.taken + (reply.messages.size() - first_of_group), entry.pushed_ms, 1, entry.attributes,
-                                entry.body, Receipt{.count = 0}});
+      reply.messages.push_back({reader_.taken + (reply.messages.size() - first_of_group), entry.pushed_ms, 1,
+                                entry.attributes, entry.body, Receipt{.count = 0}});
       size += entry.size();
       bytes += entry.size();
     }
@@ -189,8 +193,10 @@ Result<void> Partition::take_fresh(const PopRequest& request, PopReply& reply, s
       record.deadline = now_ + lease_ms;
       record.in_order = lease_ms == descriptor_.visibility_ms && record.deadline >= reader.last_deadline;
       const std::uint64_t number = reader.next_lease++;
-      if (record.in_order) reader.last_deadline = record.deadline;
-      else TRY(add_timer(kLeaseTimer | number, record.deadline));
+      if (record.in_order)
+        reader.last_deadline = record.deadline;
+      else
+        TRY(add_timer(kLeaseTimer | number, record.deadline));
       for (std::uint32_t i = 0; i < count; i++)
         reply.messages[first_of_group + i].receipt = receipt(number, record.first + i, 1);
       reply.groups.push_back(receipt(number, record.first, count));
@@ -245,9 +251,11 @@ Result<void> Partition::gone_from_segment(std::uint64_t segment, std::uint32_t c
   }
   const std::string key = keys_.numbered('k', descriptor_.era, segment);
   const auto found = get(key);
-  if (!found) return fail(Code::corrupt, "queue partition ", base::escape(keys_.tag()), ": segment ", segment, " has no record");
+  if (!found)
+    return fail(Code::corrupt, "queue partition ", base::escape(keys_.tag()), ": segment ", segment, " has no record");
   TRY_LET(rest, SegmentRest::decode(found->value));
-  if (rest.left < count) return fail(Code::corrupt, "queue partition ", base::escape(keys_.tag()), ": segment ", segment, " lost count");
+  if (rest.left < count)
+    return fail(Code::corrupt, "queue partition ", base::escape(keys_.tag()), ": segment ", segment, " lost count");
   rest.left -= count;
   if (rest.left > 0) return put(key, rest.encode());
   TRY(drop(key));
@@ -282,7 +290,8 @@ Result<PopReply> Partition::pop(const PopRequest& asked) {
   PopRequest request = asked;
   request.max_count = std::min(request.max_count, kMaxBatch);
   request.max_bytes = std::min<std::uint64_t>(request.max_bytes, kMaxMessageSize);
-  if (request.lease_ms > kMaxLeaseMillis) return fail(Code::invalid, "a lease of ", request.lease_ms, " ms; at most 12 h");
+  if (request.lease_ms > kMaxLeaseMillis)
+    return fail(Code::invalid, "a lease of ", request.lease_ms, " ms; at most 12 h");
   TRY(load_writer());
   TRY(load_reader());
   PopReply reply;

@@ -6,7 +6,8 @@ namespace fabriq {
 namespace {
 
 Error unreadable(std::string_view what, std::size_t size) {
-  return fail(Code::invalid, "queue: ", what, " of ", size, " bytes cannot be read; client and node must be of one version");
+  return fail(Code::invalid, "queue: ", what, " of ", size,
+              " bytes cannot be read; client and node must be of one version");
 }
 
 void put_items(std::string& out, const std::vector<Settle>& items) {

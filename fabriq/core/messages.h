@@ -34,12 +34,12 @@ struct Attributes {
 
 struct PushRequest {
   std::uint64_t queue_id = 0;
-  std::string producer;         // empty: no de-duplication by sequence
-  std::uint64_t sequence = 0;   // of the first message within this partition; the others follow it
-  std::string id;               // one message only: de-duplicated by this id
+  std::string producer;        // empty: no de-duplication by sequence
+  std::uint64_t sequence = 0;  // of the first message within this partition; the others follow it
+  std::string id;              // one message only: de-duplicated by this id
   std::uint64_t delay_ms = 0;
   struct Message {
-    Bytes attributes, body;     // borrowed
+    Bytes attributes, body;  // borrowed
   };
   std::vector<Message> messages;
   std::string encode() const;
@@ -66,10 +66,10 @@ struct Settle {
 struct Settled {
   enum class Outcome : std::uint8_t {
     done = 0,
-    already = 1,   // this very receipt did it before
+    already = 1,     // this very receipt did it before
     superseded = 2,  // the lease ended and the message went on, or was given back, or purged
-    forged = 3,    // never issued by this queue
-    busy = 4,      // nothing was done for want of room in this request; send it again
+    forged = 3,      // never issued by this queue
+    busy = 4,        // nothing was done for want of room in this request; send it again
   };
   Outcome outcome = Outcome::done;  // the worst of its messages
   std::uint32_t settled = 0;        // messages for which it was done, now or before
@@ -129,10 +129,10 @@ struct PeekRequest {
 
 // Of one partition, or summed over several.
 struct Info {
-  std::uint64_t ready = 0, leased = 0, waiting = 0, dead = 0;  // messages
-  std::uint64_t bytes = 0;                                     // of entries kept
+  std::uint64_t ready = 0, leased = 0, waiting = 0, dead = 0;                     // messages
+  std::uint64_t bytes = 0;                                                        // of entries kept
   std::uint64_t pushed = 0, acked = 0, redelivered = 0, expired = 0, purged = 0;  // messages, ever
-  std::uint64_t oldest_ms = 0;                                 // age of the first ready message
+  std::uint64_t oldest_ms = 0;                                                    // age of the first ready message
   std::string encode() const;
   static Result<Info> decode(Bytes bytes);
   Info& operator+=(const Info& other);

@@ -48,7 +48,8 @@ Result<std::uint64_t> Partition::sweep(zht::Transaction& tables, Bytes tag, cons
   }
   std::uint64_t count = 0;
   for (const Bytes key : keys) {
-    if (!key.starts_with(tag)) return fail(Code::invalid, "sweep: key ", base::escape(key), " is not of ", base::escape(tag));
+    if (!key.starts_with(tag))
+      return fail(Code::invalid, "sweep: key ", base::escape(key), " is not of ", base::escape(tag));
     if (present && !it.keys_.is_garbage(key, present->era)) continue;
     TRY(it.drop(std::string(key)));
     count++;
@@ -135,15 +136,18 @@ Result<void> Partition::list_push(char letter, ListState& list, const std::vecto
   return {};
 }
 
-std::vector<std::uint64_t> Partition::list_front(char letter, const ListState& list, std::uint64_t skip, std::uint64_t most) {
+std::vector<std::uint64_t> Partition::list_front(char letter, const ListState& list, std::uint64_t skip,
+                                                 std::uint64_t most) {
   std::vector<std::uint64_t> numbers;
   const std::uint64_t at = list.read + skip;  // pages before the last are full
   std::uint64_t page = list.first + at / kListPage, offset = at % kListPage;
   while (numbers.size() < most && (page < list.last || (page == list.last && offset < list.written))) {
-    const std::uint64_t wanted = std::min(most - numbers.size(), (page == list.last ? list.written : kListPage) - offset);
+    const std::uint64_t wanted =
+        std::min(most - numbers.size(), (page == list.last ? list.written : kListPage) - offset);
     const auto found = get(keys_.numbered(letter, descriptor_.era, page), zht::Range::bytes(offset * 8, wanted * 8));
     if (!found || found->value.size() < wanted * 8) break;
-    for (std::uint64_t i = 0; i < wanted; i++) numbers.push_back(base::load<std::uint64_t>(found->value.data() + i * 8));
+    for (std::uint64_t i = 0; i < wanted; i++)
+      numbers.push_back(base::load<std::uint64_t>(found->value.data() + i * 8));
     page++;
     offset = 0;
   }
@@ -195,8 +199,10 @@ Result<void> Partition::save() {
   for (const auto& [number, cached] : leases_) {
     if (!cached.changed) continue;
     const std::string key = keys_.numbered('l', descriptor_.era, number);
-    if (cached.record && cached.record->pending > 0) TRY(put(key, cached.record->encode()));
-    else TRY(drop(key));
+    if (cached.record && cached.record->pending > 0)
+      TRY(put(key, cached.record->encode()));
+    else
+      TRY(drop(key));
   }
   if (writer_changed_) TRY(put(keys_.plain('w'), writer_.encode()));
   if (reader_changed_) TRY(put(keys_.plain('r'), reader_.encode()));
@@ -286,7 +292,8 @@ Result<std::uint64_t> Partition::redrive(std::uint64_t most) {
   std::uint64_t count = 0;
   while (count < most && !reader_.dead_list.empty() && !tired(6000)) {
     const auto numbers = list_front('g', reader_.dead_list, 0, 1);
-    if (numbers.empty()) return fail(Code::corrupt, "queue partition ", base::escape(keys_.tag()), ": dead-letter list has a hole");
+    if (numbers.empty())
+      return fail(Code::corrupt, "queue partition ", base::escape(keys_.tag()), ": dead-letter list has a hole");
     TRY(list_pop('g', change().dead_list));
     TRY_LET(state, alone(numbers[0]));
     if (!state || state->phase != Phase::dead) continue;  // settled late

@@ -3,8 +3,8 @@
 // messages the queue holds.
 //
 // A message is *fresh* while it lies in a segment and nobody has had it; *leased* when handed out under a lease;
-// *returned* when it came back; *waiting* until its delay is over; *dead* after too many deliveries; and gone when it is
-// settled. Fresh messages are handed out as ranges of a segment (one LeaseRecord); whatever comes back, waits, or is
+// *returned* when it came back; *waiting* until its delay is over; *dead* after too many deliveries; and gone when it
+// is settled. Fresh messages are handed out as ranges of a segment (one LeaseRecord); whatever comes back, waits, or is
 // extended by itself is copied out to stand alone, so that segments always become free within a lease.
 //
 //   TRY_LET(partition, Partition::open(tables, "{q:jobs:0}", queue_id));
@@ -60,7 +60,10 @@ class Partition : private WheelSlots {
   // partition.cc: the states, the clock, the lists
   Result<void> load_writer();
   Result<void> load_reader();
-  ReaderState& change() { reader_changed_ = true; return reader_; }
+  ReaderState& change() {
+    reader_changed_ = true;
+    return reader_;
+  }
   Result<CachedLease*> lease(std::uint64_t number);
   Result<std::optional<AloneState>> alone(std::uint64_t number);
   Result<void> put_alone(std::uint64_t number, const AloneState& state);
@@ -109,7 +112,8 @@ class Partition : private WheelSlots {
     bool given_up = false;
     std::uint64_t until = 0;
   };
-  Result<void> move_out(std::uint64_t lease_number, LeaseRecord& lease, std::uint32_t from, std::uint32_t to, Fate fate);
+  Result<void> move_out(std::uint64_t lease_number, LeaseRecord& lease, std::uint32_t from, std::uint32_t to,
+                        Fate fate);
   Result<void> come_back(std::uint64_t number, AloneState& state, Fate fate);
   Result<void> settle_alone(std::uint64_t number, const AloneState& state, std::uint64_t by_lease);
   Result<Settled> settle_one(const Settle& item);

@@ -15,7 +15,8 @@ std::string number_text(std::uint64_t number) {
 }
 
 Result<std::uint64_t> queue_id_in(Bytes arguments, std::size_t size) {
-  if (arguments.size() != size) return fail(Code::invalid, "queue: arguments of ", arguments.size(), " bytes; ", size, " expected");
+  if (arguments.size() != size)
+    return fail(Code::invalid, "queue: arguments of ", arguments.size(), " bytes; ", size, " expected");
   return base::load<std::uint64_t>(arguments.data());
 }
 

@@ -1,10 +1,10 @@
 // Pushing, and recognising a push that was made before.
 //
 // What is remembered of a producer in this partition is one value that grows by append, 28 bytes a request: u64 first
-// sequence, u32 count, u64 number of the first message, u64 highest sequence so far. It opens with a u64: sequences below
-// it are forgotten. A push above the highest sequence, the usual one, needs to see the last 28 bytes only; any other
-// looks through the value. It is cut back to its newest kRemembered entries when it has twice as many, and goes a day
-// after the producer's last push at the earliest.
+// sequence, u32 count, u64 number of the first message, u64 highest sequence so far. It opens with a u64: sequences
+// below it are forgotten. A push above the highest sequence, the usual one, needs to see the last 28 bytes only; any
+// other looks through the value. It is cut back to its newest kRemembered entries when it has twice as many, and goes a
+// day after the producer's last push at the earliest.
 #include <algorithm>
 
 #include "fabriq/core/partition.h"
@@ -42,8 +42,10 @@ Result<std::vector<Partition::Run>> Partition::recognise(const PushRequest& requ
   std::vector<Run> runs;
   if (!request.id.empty()) {
     const auto found = get(keys_.named('I', request.id));
-    if (found && found->value.size() == 8) runs.push_back({0, 1, true, base::load<std::uint64_t>(found->value.data())});
-    else runs.push_back({0, 1, false, 0});
+    if (found && found->value.size() == 8)
+      runs.push_back({0, 1, true, base::load<std::uint64_t>(found->value.data())});
+    else
+      runs.push_back({0, 1, false, 0});
     return runs;
   }
   if (request.producer.empty()) return std::vector<Run>{{0, count, false, 0}};
@@ -66,13 +68,16 @@ Result<std::vector<Partition::Run>> Partition::recognise(const PushRequest& requ
       break;
     }
     if (!run.repeated && sequence < forgotten)
-      return fail(Code::conflict, "producer \"", base::escape(request.producer, 40), "\" pushed more than ", kRemembered,
-                  " requests to this partition since sequence ", sequence, " of it; whether that one arrived is forgotten");
+      return fail(Code::conflict, "producer \"", base::escape(request.producer, 40), "\" pushed more than ",
+                  kRemembered, " requests to this partition since sequence ", sequence,
+                  " of it; whether that one arrived is forgotten");
     Run* before = runs.empty() ? nullptr : &runs.back();
     const bool joins = before != nullptr && before->repeated == run.repeated &&
                        (!run.repeated || before->number + before->count == run.number);
-    if (joins) before->count++;
-    else runs.push_back(run);
+    if (joins)
+      before->count++;
+    else
+      runs.push_back(run);
   }
   return runs;
 }
@@ -124,8 +129,9 @@ Result<void> Partition::check_room(const PushRequest& request, std::uint64_t siz
   TRY_LET(freed, ReaderState::decode_freed(found ? Bytes(found->value) : Bytes()));
   const std::uint64_t kept = writer_.stored - freed;
   if (kept + size <= descriptor_.max_bytes) return {};
-  return fail(Code::no_space, "queue partition ", base::escape(keys_.tag()), " holds ", kept, " of at most ", descriptor_.max_bytes,
-              " bytes, ", request.messages.size(), " more messages have ", size, "; pop or purge first");
+  return fail(Code::no_space, "queue partition ", base::escape(keys_.tag()), " holds ", kept, " of at most ",
+              descriptor_.max_bytes, " bytes, ", request.messages.size(), " more messages have ", size,
+              "; pop or purge first");
 }
 
 Result<PushReply> Partition::push(const PushRequest& request) {
@@ -133,9 +139,12 @@ Result<PushReply> Partition::push(const PushRequest& request) {
     return fail(Code::invalid, request.messages.size(), " messages in one push; 1 to ", kMaxBatch);
   if (request.producer.size() > kMaxIdSize || request.id.size() > kMaxIdSize)
     return fail(Code::invalid, "producer and message ids have at most ", kMaxIdSize, " bytes");
-  if (!request.id.empty() && request.messages.size() != 1) return fail(Code::invalid, "a message id is for one message");
-  if (request.delay_ms > kMaxDelayMillis) return fail(Code::invalid, "a delay of ", request.delay_ms, " ms; at most a year");
-  if (request.sequence + request.messages.size() < request.sequence) return fail(Code::invalid, "sequence ", request.sequence, " is too large");
+  if (!request.id.empty() && request.messages.size() != 1)
+    return fail(Code::invalid, "a message id is for one message");
+  if (request.delay_ms > kMaxDelayMillis)
+    return fail(Code::invalid, "a delay of ", request.delay_ms, " ms; at most a year");
+  if (request.sequence + request.messages.size() < request.sequence)
+    return fail(Code::invalid, "sequence ", request.sequence, " is too large");
   TRY(load_writer());
   TRY_LET(runs, recognise(request));
 

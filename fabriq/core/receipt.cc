@@ -35,10 +35,20 @@ std::uint64_t siphash(const Secret& key, Bytes data) {
   std::uint64_t v0 = key[0] ^ 0x736f6d6570736575ull, v1 = key[1] ^ 0x646f72616e646f6dull;
   std::uint64_t v2 = key[0] ^ 0x6c7967656e657261ull, v3 = key[1] ^ 0x7465646279746573ull;
   const auto round = [&] {
-    v0 += v1; v1 = std::rotl(v1, 13); v1 ^= v0; v0 = std::rotl(v0, 32);
-    v2 += v3; v3 = std::rotl(v3, 16); v3 ^= v2;
-    v0 += v3; v3 = std::rotl(v3, 21); v3 ^= v0;
-    v2 += v1; v1 = std::rotl(v1, 17); v1 ^= v2; v2 = std::rotl(v2, 32);
+    v0 += v1;
+    v1 = std::rotl(v1, 13);
+    v1 ^= v0;
+    v0 = std::rotl(v0, 32);
+    v2 += v3;
+    v3 = std::rotl(v3, 16);
+    v3 ^= v2;
+    v0 += v3;
+    v3 = std::rotl(v3, 21);
+    v3 ^= v0;
+    v2 += v1;
+    v1 = std::rotl(v1, 17);
+    v1 ^= v2;
+    v2 = std::rotl(v2, 32);
   };
   const auto mix = [&](std::uint64_t word) {
     v3 ^= word;
@@ -48,7 +58,8 @@ std::uint64_t siphash(const Secret& key, Bytes data) {
   };
   std::uint64_t last = static_cast<std::uint64_t>(data.size()) << 56;
   for (; data.size() >= 8; data.remove_prefix(8)) mix(base::load<std::uint64_t>(data.data()));
-  for (std::size_t i = 0; i < data.size(); i++) last |= static_cast<std::uint64_t>(static_cast<unsigned char>(data[i])) << (8 * i);
+  for (std::size_t i = 0; i < data.size(); i++)
+    last |= static_cast<std::uint64_t>(static_cast<unsigned char>(data[i])) << (8 * i);
   mix(last);
   v2 ^= 0xff;
   for (int i = 0; i < 4; i++) round();
@@ -91,7 +102,8 @@ std::string Receipt::text() const {
 }
 
 Result<Receipt> Receipt::parse(Bytes text) {
-  const Error refused = fail(Code::invalid, "\"", base::escape(text, 60), "\" is not a receipt; give the one that pop printed, whole");
+  const Error refused =
+      fail(Code::invalid, "\"", base::escape(text, 60), "\" is not a receipt; give the one that pop printed, whole");
   if (text.size() < 2 || text[0] != 'r' || text.size() % 2 == 0 || text.size() > 200) return refused;
   std::string bytes;
   for (std::size_t i = 1; i < text.size(); i += 2) {

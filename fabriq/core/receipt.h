@@ -13,7 +13,7 @@ struct Receipt {
   std::uint32_t partition = 0;
   std::uint32_t era = 0;
   std::uint64_t lease = 0;
-  std::uint64_t first = 0;      // number of the first message; those of one receipt lie side by side
+  std::uint64_t first = 0;  // number of the first message; those of one receipt lie side by side
   std::uint32_t count = 1;
   std::uint64_t issued_ms = 0;  // queue time
   std::uint64_t tag = 0;

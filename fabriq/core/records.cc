@@ -42,7 +42,8 @@ Result<void> check_format(std::string_view what, base::Reader& reader) {
 
 Result<void> check_name(Bytes name) {
   const auto allowed = [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' || c == '-';
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' ||
+           c == '-';
   };
   if (name.empty() || name.size() > kMaxNameSize || !std::all_of(name.begin(), name.end(), allowed))
     return fail(Code::invalid, "queue name \"", base::escape(name, 40), "\" is not possible; use 1 to ", kMaxNameSize,
@@ -104,10 +105,34 @@ std::string ReaderState::encode() const {
   base::Writer writer(out);
   writer.u64(freed);
   writer.u8(kFormat);
-  for (const std::uint64_t number :
-       {taken, segment, offset, segment_taken, segment_gone, entry_size, next_lease, oldest_lease, last_deadline, clock, skew,
-        leased, returned, waiting, dead, acked, redelivered, expired, purged, ready_list.first, ready_list.read,
-        ready_list.last, ready_list.written, dead_list.first, dead_list.read, dead_list.last, dead_list.written, wheel.now})
+  for (const std::uint64_t number : {taken,
+                                     segment,
+                                     offset,
+                                     segment_taken,
+                                     segment_gone,
+                                     entry_size,
+                                     next_lease,
+                                     oldest_lease,
+                                     last_deadline,
+                                     clock,
+                                     skew,
+                                     leased,
+                                     returned,
+                                     waiting,
+                                     dead,
+                                     acked,
+                                     redelivered,
+                                     expired,
+                                     purged,
+                                     ready_list.first,
+                                     ready_list.read,
+                                     ready_list.last,
+                                     ready_list.written,
+                                     dead_list.first,
+                                     dead_list.read,
+                                     dead_list.last,
+                                     dead_list.written,
+                                     wheel.now})
     put_number(out, number);
   std::uint8_t levels = 0;
   for (unsigned level = 0; level < kWheelLevels; level++)
@@ -129,12 +154,34 @@ Result<ReaderState> ReaderState::decode(Bytes bytes) {
   ReaderState it;
   it.freed = reader.u64();
   TRY(check_format("reader state", reader));
-  for (std::uint64_t* number :
-       {&it.taken, &it.segment, &it.offset, &it.segment_taken, &it.segment_gone, &it.entry_size, &it.next_lease,
-        &it.oldest_lease, &it.last_deadline, &it.clock, &it.skew, &it.leased, &it.returned, &it.waiting, &it.dead, &it.acked,
-        &it.redelivered, &it.expired, &it.purged, &it.ready_list.first, &it.ready_list.read, &it.ready_list.last,
-        &it.ready_list.written, &it.dead_list.first, &it.dead_list.read, &it.dead_list.last, &it.dead_list.written,
-        &it.wheel.now})
+  for (std::uint64_t* number : {&it.taken,
+                                &it.segment,
+                                &it.offset,
+                                &it.segment_taken,
+                                &it.segment_gone,
+                                &it.entry_size,
+                                &it.next_lease,
+                                &it.oldest_lease,
+                                &it.last_deadline,
+                                &it.clock,
+                                &it.skew,
+                                &it.leased,
+                                &it.returned,
+                                &it.waiting,
+                                &it.dead,
+                                &it.acked,
+                                &it.redelivered,
+                                &it.expired,
+                                &it.purged,
+                                &it.ready_list.first,
+                                &it.ready_list.read,
+                                &it.ready_list.last,
+                                &it.ready_list.written,
+                                &it.dead_list.first,
+                                &it.dead_list.read,
+                                &it.dead_list.last,
+                                &it.dead_list.written,
+                                &it.wheel.now})
     *number = take_number(reader);
   const std::uint8_t levels = reader.u8();
   for (unsigned level = 0; level < kWheelLevels; level++)
@@ -177,8 +224,8 @@ void LeaseRecord::set_gone(std::uint32_t k) {
 
 std::string LeaseRecord::encode() const {
   std::string out;
-  for (const std::uint64_t number : {segment, offset, size, first, std::uint64_t{count}, std::uint64_t{pending}, deadline,
-                                     std::uint64_t{in_order}})
+  for (const std::uint64_t number :
+       {segment, offset, size, first, std::uint64_t{count}, std::uint64_t{pending}, deadline, std::uint64_t{in_order}})
     put_number(out, number);
   out += gone;
   return out;
@@ -193,7 +240,8 @@ Result<LeaseRecord> LeaseRecord::decode(Bytes bytes) {
   it.deadline = take_number(reader);
   it.in_order = take_number(reader) != 0;
   it.gone = std::string(reader.raw(reader.left()));
-  if (!reader.ok() || it.count == 0 || it.pending > it.count || (!it.gone.empty() && it.gone.size() != (it.count + 7) / 8))
+  if (!reader.ok() || it.count == 0 || it.pending > it.count ||
+      (!it.gone.empty() && it.gone.size() != (it.count + 7) / 8))
     return damaged("lease", bytes.size());
   return it;
 }

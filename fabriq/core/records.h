@@ -6,10 +6,9 @@
 //   {q:Q:p}w             WriterState: what a push changes; its version is the bell that waiting consumers listen to
 //   {q:Q:p}r             ReaderState: what a pop and an acknowledgement change
 //   {q:Q:p}s era n       segment n: entries in order of arrival, one fragment per push
-//   {q:Q:p}k era n       SegmentRest: how many of a segment's messages are still here, once the reader has moved past it
-//   {q:Q:p}l era L       LeaseRecord of lease L: a range of messages of one segment, handed out together
-//   {q:Q:p}x era i       entry of message i, alone: it was delayed, or came back
-//   {q:Q:p}y era i       AloneState of message i
+//   {q:Q:p}k era n       SegmentRest: how many of a segment's messages are still here, once the reader has moved past
+//   it {q:Q:p}l era L       LeaseRecord of lease L: a range of messages of one segment, handed out together {q:Q:p}x
+//   era i       entry of message i, alone: it was delayed, or came back {q:Q:p}y era i       AloneState of message i
 //   {q:Q:p}z era i       u64 lease: who settled message i after it had come back (0: nobody may claim it); a day
 //   {q:Q:p}f era n       page n of the list of messages that came back and are ready; u64 each
 //   {q:Q:p}g era n       page n of the dead-letter list
@@ -43,14 +42,14 @@ inline constexpr std::size_t kMaxNameSize = 80;
 inline constexpr std::size_t kMaxPartitions = 1024;
 // One message and its attributes, so that its entry and the request around it fit in one value of the store.
 inline constexpr std::size_t kMaxMessageSize = zht::kMaxValueSize - (std::size_t{64} << 10);
-inline constexpr std::size_t kMaxIdSize = 200;                                // producer ids and message ids
-inline constexpr std::uint32_t kMaxBatch = 1024;                              // messages in one request
-inline constexpr std::uint64_t kSegmentSize = std::uint64_t{4} << 20;         // a push starts a new segment past this
-inline constexpr std::uint64_t kSmallSegment = std::uint64_t{64} << 10;       // drained ones up to this are kept in use
-inline constexpr std::uint64_t kMaxLeaseMillis = 12ull * 3600 * 1000;         // 12 h
-inline constexpr std::uint64_t kMaxDelayMillis = 365ull * 24 * 3600 * 1000;   // a year
-inline constexpr std::uint64_t kMemoryMillis = 24ull * 3600 * 1000;           // how long old pushes and receipts are known
-inline constexpr std::uint64_t kAlone = std::uint64_t{1} << 63;  // number of a message that was pushed with a delay
+inline constexpr std::size_t kMaxIdSize = 200;                               // producer ids and message ids
+inline constexpr std::uint32_t kMaxBatch = 1024;                             // messages in one request
+inline constexpr std::uint64_t kSegmentSize = std::uint64_t{4} << 20;        // a push starts a new segment past this
+inline constexpr std::uint64_t kSmallSegment = std::uint64_t{64} << 10;      // drained ones up to this are kept in use
+inline constexpr std::uint64_t kMaxLeaseMillis = 12ull * 3600 * 1000;        // 12 h
+inline constexpr std::uint64_t kMaxDelayMillis = 365ull * 24 * 3600 * 1000;  // a year
+inline constexpr std::uint64_t kMemoryMillis = 24ull * 3600 * 1000;  // how long old pushes and receipts are known
+inline constexpr std::uint64_t kAlone = std::uint64_t{1} << 63;      // number of a message that was pushed with a delay
 
 using Secret = std::array<std::uint64_t, 2>;
 
@@ -82,32 +81,32 @@ struct WriterState {
 // A list of message numbers that grows at its end by append and is read from its front; pages of kListPage numbers.
 inline constexpr std::uint64_t kListPage = 4096;
 struct ListState {
-  std::uint64_t first = 0, read = 0;      // page with the front; numbers read from it
-  std::uint64_t last = 0, written = 0;    // page with the end; numbers in it
+  std::uint64_t first = 0, read = 0;    // page with the front; numbers read from it
+  std::uint64_t last = 0, written = 0;  // page with the end; numbers in it
   bool empty() const { return first == last && read == written; }
 };
 
 struct ReaderState {
-  std::uint64_t freed = 0;              // bytes of entries that are gone, ever; first, so that a push can read it alone
-  std::uint64_t taken = 0;              // messages that left the fresh part of the segments, ever: the next one's number
-  std::uint64_t segment = 0;            // where `taken` lies
+  std::uint64_t freed = 0;    // bytes of entries that are gone, ever; first, so that a push can read it alone
+  std::uint64_t taken = 0;    // messages that left the fresh part of the segments, ever: the next one's number
+  std::uint64_t segment = 0;  // where `taken` lies
   std::uint64_t offset = 0;
-  std::uint64_t segment_taken = 0;      // of `segment`
-  std::uint64_t segment_gone = 0;       // of those: settled, or moved out to stand alone
-  std::uint64_t entry_size = 0;         // of the entry read last: a hint of how much to read
+  std::uint64_t segment_taken = 0;  // of `segment`
+  std::uint64_t segment_gone = 0;   // of those: settled, or moved out to stand alone
+  std::uint64_t entry_size = 0;     // of the entry read last: a hint of how much to read
   std::uint64_t next_lease = 1;
-  std::uint64_t oldest_lease = 1;       // of those that end in order of issue, the first that may still be there
-  std::uint64_t last_deadline = 0;      // the latest of those
-  std::uint64_t clock = 0;              // queue time when last looked at, and
-  std::uint64_t skew = 0;               // how far it is ahead of the wall clock: it never goes back
-  std::uint64_t leased = 0;             // messages by state; fresh: WriterState::appended - taken
-  std::uint64_t returned = 0;           //   came back and are ready
-  std::uint64_t waiting = 0;            //   delayed
+  std::uint64_t oldest_lease = 1;   // of those that end in order of issue, the first that may still be there
+  std::uint64_t last_deadline = 0;  // the latest of those
+  std::uint64_t clock = 0;          // queue time when last looked at, and
+  std::uint64_t skew = 0;           // how far it is ahead of the wall clock: it never goes back
+  std::uint64_t leased = 0;         // messages by state; fresh: WriterState::appended - taken
+  std::uint64_t returned = 0;       //   came back and are ready
+  std::uint64_t waiting = 0;        //   delayed
   std::uint64_t dead = 0;
-  std::uint64_t acked = 0;              // messages, ever: settled by acknowledgement or by an at-most-once pop
-  std::uint64_t redelivered = 0;        // handed out again, ever
-  std::uint64_t expired = 0;            // leases that ran out, ever, by message
-  std::uint64_t purged = 0;             // messages dropped by purge, ever
+  std::uint64_t acked = 0;        // messages, ever: settled by acknowledgement or by an at-most-once pop
+  std::uint64_t redelivered = 0;  // handed out again, ever
+  std::uint64_t expired = 0;      // leases that ran out, ever, by message
+  std::uint64_t purged = 0;       // messages dropped by purge, ever
   ListState ready_list, dead_list;
   WheelState wheel;
   std::string encode() const;
@@ -126,8 +125,8 @@ struct SegmentRest {
 struct LeaseRecord {
   std::uint64_t segment = 0;
   std::uint64_t offset = 0;
-  std::uint64_t size = 0;      // bytes of the entries
-  std::uint64_t first = 0;     // number of the first message
+  std::uint64_t size = 0;   // bytes of the entries
+  std::uint64_t first = 0;  // number of the first message
   std::uint32_t count = 0;
   std::uint32_t pending = 0;   // neither settled nor moved out
   std::uint64_t deadline = 0;  // queue time
@@ -144,11 +143,11 @@ struct AloneState {
   enum class Phase : std::uint8_t { ready = 0, leased = 1, waiting = 2, dead = 3 };
   Phase phase = Phase::ready;
   std::uint32_t deliveries = 0;
-  std::uint64_t lease = 0;     // of the last delivery; 0: none
-  bool given_up = false;       // the consumer returned it: that lease can settle nothing any more
-  bool shared = false;         // more than one lease was issued for it
-  std::uint64_t until = 0;     // leased, waiting: queue time
-  std::uint64_t size = 0;      // of the entry
+  std::uint64_t lease = 0;  // of the last delivery; 0: none
+  bool given_up = false;    // the consumer returned it: that lease can settle nothing any more
+  bool shared = false;      // more than one lease was issued for it
+  std::uint64_t until = 0;  // leased, waiting: queue time
+  std::uint64_t size = 0;   // of the entry
   std::string encode() const;
   static Result<AloneState> decode(Bytes bytes);
 };
@@ -185,7 +184,7 @@ struct QueueRecord {
 };
 
 inline constexpr std::string_view kQueuePrefix = "{fabriq}queue/";
-std::string queue_key(Bytes name);                              // "{fabriq}queue/<name>"
+std::string queue_key(Bytes name);                               // "{fabriq}queue/<name>"
 std::string partition_tag(Bytes name, std::uint32_t partition);  // "{q:<name>:<partition>}"
 std::string bell_key(Bytes name, std::uint32_t partition);
 

@@ -1,10 +1,10 @@
 // What becomes of a message after it was handed out: acknowledged, given back, its lease extended, or returned when the
-// lease ran out. The rule for every one of them: a receipt counts as long as its delivery is the message's last one, also
-// after the lease has run out, and never once the message was handed out again.
+// lease ran out. The rule for every one of them: a receipt counts as long as its delivery is the message's last one,
+// also after the lease has run out, and never once the message was handed out again.
 //
-// How a receipt is judged when its message is neither in its lease nor standing alone: such a message was settled. Had it
-// been handed out more than once, a note (key z) says by which lease, for a day; without a note its only lease settled it,
-// so this is that same acknowledgement again. Receipts older than a day get no such benefit.
+// How a receipt is judged when its message is neither in its lease nor standing alone: such a message was settled. Had
+// it been handed out more than once, a note (key z) says by which lease, for a day; without a note its only lease
+// settled it, so this is that same acknowledgement again. Receipts older than a day get no such benefit.
 #include <algorithm>
 
 #include "fabriq/core/partition.h"
@@ -12,18 +12,20 @@
 namespace fabriq {
 
 // Messages [from, to) of the lease that are still pending leave it and stand alone.
-Result<void> Partition::move_out(std::uint64_t lease_number, LeaseRecord& record, std::uint32_t from, std::uint32_t to, Fate fate) {
-  const auto found = get(keys_.numbered('s', descriptor_.era, record.segment), zht::Range::bytes(record.offset, record.size));
+Result<void> Partition::move_out(std::uint64_t lease_number, LeaseRecord& record, std::uint32_t from, std::uint32_t to,
+                                 Fate fate) {
+  const auto found =
+      get(keys_.numbered('s', descriptor_.era, record.segment), zht::Range::bytes(record.offset, record.size));
   if (!found || found->value.size() != record.size)
-    return fail(Code::corrupt, "queue partition ", base::escape(keys_.tag()), ": segment ", record.segment, " lacks messages of lease ",
-                lease_number);
+    return fail(Code::corrupt, "queue partition ", base::escape(keys_.tag()), ": segment ", record.segment,
+                " lacks messages of lease ", lease_number);
   Bytes rest = found->value;
   std::uint32_t moved = 0;
   for (std::uint32_t k = 0; k < to; k++) {
     Entry entry;
     if (!Entry::decode(rest, entry))
-      return fail(Code::corrupt, "queue partition ", base::escape(keys_.tag()), ": segment ", record.segment, ": entry ", k, " of lease ",
-                  lease_number, " is damaged");
+      return fail(Code::corrupt, "queue partition ", base::escape(keys_.tag()), ": segment ", record.segment,
+                  ": entry ", k, " of lease ", lease_number, " is damaged");
     const Bytes bytes = rest.substr(0, entry.size());
     rest.remove_prefix(entry.size());
     if (k < from || record.is_gone(k)) continue;
@@ -89,7 +91,8 @@ Result<void> Partition::settle_alone(std::uint64_t number, const AloneState& sta
 Result<Settled::Outcome> Partition::settle_pending(const Settle& item, std::uint32_t from, std::uint32_t to) {
   TRY_LET(cached, lease(item.receipt.lease));
   LeaseRecord& record = *cached->record;
-  if (item.kind != Settle::Kind::acknowledge && (steps_ > 4000 || moved_bytes_ > kMaxMoved)) return Settled::Outcome::busy;
+  if (item.kind != Settle::Kind::acknowledge && (steps_ > 4000 || moved_bytes_ > kMaxMoved))
+    return Settled::Outcome::busy;
   cached->changed = true;
   switch (item.kind) {
     case Settle::Kind::acknowledge:
@@ -101,7 +104,8 @@ Result<Settled::Outcome> Partition::settle_pending(const Settle& item, std::uint
       break;
     case Settle::Kind::give_back:
       writer_changed_ = true;  // rings
-      TRY(move_out(item.receipt.lease, record, from, to, {item.ms > 0 ? Phase::waiting : Phase::ready, true, now_ + item.ms}));
+      TRY(move_out(item.receipt.lease, record, from, to,
+                   {item.ms > 0 ? Phase::waiting : Phase::ready, true, now_ + item.ms}));
       break;
     case Settle::Kind::extend:
       if (now_ + item.ms < record.deadline) writer_changed_ = true;  // who waits for its end must look again
@@ -126,18 +130,29 @@ Result<Settled::Outcome> Partition::settle_elsewhere(const Settle& item, std::ui
       const bool mine = note->value.size() == 8 && base::load<std::uint64_t>(note->value.data()) == item.receipt.lease;
       return mine ? Settled::Outcome::already : Settled::Outcome::superseded;
     }
-    return now_ - std::min(now_, item.receipt.issued_ms) <= kMemoryMillis ? Settled::Outcome::already : Settled::Outcome::superseded;
+    return now_ - std::min(now_, item.receipt.issued_ms) <= kMemoryMillis ? Settled::Outcome::already
+                                                                          : Settled::Outcome::superseded;
   }
   AloneState& state = *found;
   if (state.lease != item.receipt.lease) return Settled::Outcome::superseded;
-  if (state.given_up) return item.kind == Settle::Kind::give_back ? Settled::Outcome::already : Settled::Outcome::superseded;
+  if (state.given_up)
+    return item.kind == Settle::Kind::give_back ? Settled::Outcome::already : Settled::Outcome::superseded;
   if (item.kind == Settle::Kind::extend && state.phase == Phase::dead) return Settled::Outcome::superseded;
-  if (item.kind == Settle::Kind::extend && state.phase == Phase::leased && now_ + item.ms < state.until) writer_changed_ = true;
+  if (item.kind == Settle::Kind::extend && state.phase == Phase::leased && now_ + item.ms < state.until)
+    writer_changed_ = true;
   switch (state.phase) {
-    case Phase::ready: change().returned--; break;
-    case Phase::leased: change().leased--; break;
-    case Phase::waiting: change().waiting--; break;
-    case Phase::dead: change().dead--; break;
+    case Phase::ready:
+      change().returned--;
+      break;
+    case Phase::leased:
+      change().leased--;
+      break;
+    case Phase::waiting:
+      change().waiting--;
+      break;
+    case Phase::dead:
+      change().dead--;
+      break;
   }
   switch (item.kind) {
     case Settle::Kind::acknowledge:
@@ -157,7 +172,8 @@ Result<Settled::Outcome> Partition::settle_elsewhere(const Settle& item, std::ui
 Result<Settled> Partition::settle_one(const Settle& item) {
   const Receipt& receipt = item.receipt;
   Settled result;
-  if (receipt.partition != descriptor_.partition || receipt.tag != receipt.expected_tag(descriptor_.queue_id, descriptor_.secret)) {
+  if (receipt.partition != descriptor_.partition ||
+      receipt.tag != receipt.expected_tag(descriptor_.queue_id, descriptor_.secret)) {
     result.outcome = Settled::Outcome::forged;
     return result;
   }
@@ -168,7 +184,8 @@ Result<Settled> Partition::settle_one(const Settle& item) {
   TRY_LET(cached, lease(receipt.lease));
   const auto pending = [&](std::uint32_t i) -> bool {
     const std::uint64_t number = receipt.first + i;
-    if (!cached->record || cached->record->pending == 0 || (number & kAlone) != 0 || number < cached->record->first) return false;
+    if (!cached->record || cached->record->pending == 0 || (number & kAlone) != 0 || number < cached->record->first)
+      return false;
     const std::uint64_t k = number - cached->record->first;
     return k < cached->record->count && !cached->record->is_gone(static_cast<std::uint32_t>(k));
   };
@@ -200,7 +217,8 @@ Result<std::vector<Settled>> Partition::settle(const std::vector<Settle>& items)
   for (const Settle& item : items) {
     const std::uint64_t most = item.kind == Settle::Kind::extend ? kMaxLeaseMillis : kMaxDelayMillis;
     if (item.ms > most) return fail(Code::invalid, item.ms, " ms; at most ", most);
-    if (item.kind == Settle::Kind::extend && item.ms == 0) return fail(Code::invalid, "an extension by 0 ms; at least 1");
+    if (item.kind == Settle::Kind::extend && item.ms == 0)
+      return fail(Code::invalid, "an extension by 0 ms; at least 1");
     TRY_LET(result, settle_one(item));
     results.push_back(result);
   }

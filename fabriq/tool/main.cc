@@ -31,9 +31,12 @@ using fabriq::Receipt;
 using nlohmann::json;
 
 json json_of(const Delivery& delivery) {
-  json value{{"id", delivery.id}, {"deliveries", delivery.deliveries}, {"pushed_at", support::iso_time(delivery.pushed_at)}};
-  if (support::is_utf8(delivery.body)) value["body"] = delivery.body;
-  else value["body_b64"] = support::to_base64(delivery.body);
+  json value{
+      {"id", delivery.id}, {"deliveries", delivery.deliveries}, {"pushed_at", support::iso_time(delivery.pushed_at)}};
+  if (support::is_utf8(delivery.body))
+    value["body"] = delivery.body;
+  else
+    value["body_b64"] = support::to_base64(delivery.body);
   if (delivery.receipt.count > 0) value["receipt"] = delivery.receipt.text();
   if (!delivery.producer.empty()) {
     value["producer"] = delivery.producer;
@@ -43,10 +46,17 @@ json json_of(const Delivery& delivery) {
 }
 
 json json_of(const fabriq::Info& info) {
-  return {{"ready", info.ready},           {"in_flight", info.leased}, {"delayed", info.waiting},
-          {"dead", info.dead},             {"bytes", info.bytes},      {"pushed", info.pushed},
-          {"settled", info.acked},         {"redelivered", info.redelivered}, {"leases_expired", info.expired},
-          {"purged", info.purged},         {"oldest_ms", info.oldest_ms}};
+  return {{"ready", info.ready},
+          {"in_flight", info.leased},
+          {"delayed", info.waiting},
+          {"dead", info.dead},
+          {"bytes", info.bytes},
+          {"pushed", info.pushed},
+          {"settled", info.acked},
+          {"redelivered", info.redelivered},
+          {"leases_expired", info.expired},
+          {"purged", info.purged},
+          {"oldest_ms", info.oldest_ms}};
 }
 
 Result<void> write_out(std::string_view bytes) {
@@ -65,7 +75,8 @@ Result<std::string> read_all(std::istream& in, const std::string& what) {
   while (in.read(buffer, sizeof buffer) || in.gcount() > 0) {
     bytes.append(buffer, static_cast<std::size_t>(in.gcount()));
     if (bytes.size() > fabriq::kMaxMessageSize)
-      return fail(Code::invalid, what, " has more than ", fabriq::kMaxMessageSize, " bytes, the most that one message may have; split it, or use --lines");
+      return fail(Code::invalid, what, " has more than ", fabriq::kMaxMessageSize,
+                  " bytes, the most that one message may have; split it, or use --lines");
   }
   if (in.bad()) return fail(Code::io, what, ": cannot be read");
   return bytes;
@@ -119,15 +130,19 @@ void add_create(Tool& tool) {
     std::uint64_t max_bytes = std::uint64_t{4} << 30;
   };
   auto flags = std::make_shared<Flags>();
-  auto& verb = tool.verb("create", "Makes a queue.", {"fabriq create jobs", "fabriq create orders --partitions 1 --max-deliveries 5"});
+  auto& verb = tool.verb("create", "Makes a queue.",
+                         {"fabriq create jobs", "fabriq create orders --partitions 1 --max-deliveries 5"});
   verb.options().add_option("--partitions", flags->partitions, "1 to 1024; 1: strict order of arrival (default 4)");
   support::add_duration(verb.options(), "--visibility", flags->visibility, "how long a lease lasts (default 30s)");
-  verb.options().add_option("--max-deliveries", flags->max_deliveries, "then to the dead-letter list (default 0: never)");
-  support::add_size(verb.options(), "--max-bytes", flags->max_bytes, "kept at most, else pushes are refused (default 4GiB, 0: any)");
+  verb.options().add_option("--max-deliveries", flags->max_deliveries,
+                            "then to the dead-letter list (default 0: never)");
+  support::add_size(verb.options(), "--max-bytes", flags->max_bytes,
+                    "kept at most, else pushes are refused (default 4GiB, 0: any)");
   verb.action([&tool, flags]() -> Result<void> {
     TRY(fabriq::check_name(tool.name));
     TRY_LET(client, tool.client());
-    TRY_LET(queue, Queue::create(*client, tool.name, {flags->partitions, flags->visibility, flags->max_deliveries, flags->max_bytes}));
+    TRY_LET(queue, Queue::create(*client, tool.name,
+                                 {flags->partitions, flags->visibility, flags->max_deliveries, flags->max_bytes}));
     if (tool.common().json) support::print_json({{"queue", queue.name()}, {"partitions", queue.partitions()}});
     return {};
   });
@@ -150,17 +165,21 @@ void add_list(Tool& tool, support::Program& program) {
       one["partitions"] = queue->partitions();
       all.push_back(one);
       const fabriq::Info& total = info.total;
-      table.row({name, std::to_string(queue->partitions()), support::human_count(total.ready), support::human_count(total.leased),
-                 support::human_count(total.waiting), support::human_count(total.dead), support::human_size(total.bytes)});
+      table.row({name, std::to_string(queue->partitions()), support::human_count(total.ready),
+                 support::human_count(total.leased), support::human_count(total.waiting),
+                 support::human_count(total.dead), support::human_size(total.bytes)});
     }
-    if (tool.common().json) support::print_json(all);
-    else table.print();
+    if (tool.common().json)
+      support::print_json(all);
+    else
+      table.print();
     return {};
   });
 }
 
 void add_info(Tool& tool) {
-  auto& verb = tool.verb("info", "Shows what a queue holds, and how evenly.", {"fabriq info jobs", "fabriq info jobs --json"});
+  auto& verb =
+      tool.verb("info", "Shows what a queue holds, and how evenly.", {"fabriq info jobs", "fabriq info jobs --json"});
   verb.action([&tool]() -> Result<void> {
     TRY_LET(queue, tool.queue());
     TRY_LET(info, queue.info());
@@ -178,11 +197,13 @@ void add_info(Tool& tool) {
       support::print_json(value);
       return {};
     }
-    support::Table table({"PARTITION", "READY", "IN FLIGHT", "DELAYED", "DEAD", "BYTES", "PUSHED", "SETTLED", "REDELIVERED", "OLDEST"});
+    support::Table table(
+        {"PARTITION", "READY", "IN FLIGHT", "DELAYED", "DEAD", "BYTES", "PUSHED", "SETTLED", "REDELIVERED", "OLDEST"});
     const auto row = [&table](const std::string& name, const fabriq::Info& of) {
-      table.row({name, support::human_count(of.ready), support::human_count(of.leased), support::human_count(of.waiting),
-                 support::human_count(of.dead), support::human_size(of.bytes), support::human_count(of.pushed), support::human_count(of.acked),
-                 support::human_count(of.redelivered), of.ready > 0 ? support::human_duration(Millis(of.oldest_ms)) : "-"});
+      table.row({name, support::human_count(of.ready), support::human_count(of.leased),
+                 support::human_count(of.waiting), support::human_count(of.dead), support::human_size(of.bytes),
+                 support::human_count(of.pushed), support::human_count(of.acked), support::human_count(of.redelivered),
+                 of.ready > 0 ? support::human_duration(Millis(of.oldest_ms)) : "-"});
     };
     for (std::size_t p = 0; p < info.partitions.size(); p++) row(std::to_string(p), info.partitions[p]);
     row("all", info.total);
@@ -190,7 +211,8 @@ void add_info(Tool& tool) {
     std::snprintf(line, sizeof line, "lease %s, dead after %s deliveries, at most %s; pushes within %.1f%% of even\n",
                   support::human_duration(Millis(record.visibility_ms)).c_str(),
                   record.max_deliveries == 0 ? "any number of" : std::to_string(record.max_deliveries).c_str(),
-                  record.max_bytes == 0 ? "any size" : support::human_size(record.max_bytes).c_str(), info.imbalance() * 100);
+                  record.max_bytes == 0 ? "any size" : support::human_size(record.max_bytes).c_str(),
+                  info.imbalance() * 100);
     return write_out(table.text() + line);
   });
 }
@@ -203,7 +225,8 @@ struct PushFlags {
 };
 
 // One line, one message, sent on while the rest is read.
-Result<void> push_lines(Tool& tool, const Queue& queue, const PushFlags& flags, std::istream& in, const std::string& what) {
+Result<void> push_lines(Tool& tool, const Queue& queue, const PushFlags& flags, std::istream& in,
+                        const std::string& what) {
   struct Shared {
     std::mutex mutex;
     std::map<std::uint64_t, Result<fabriq::Pushed>> answers;  // those not printed yet
@@ -263,9 +286,11 @@ void add_push(Tool& tool) {
   auto* message = options.add_option("message", flags->message, "the message; '-': standard input to its end");
   auto* file = options.add_option("--file", flags->file, "the message is this file's content; '-': standard input");
   options.add_flag("--lines", flags->lines, "each line of the input is a message");
-  auto* producer = options.add_option("--producer", flags->producer,
-                                      "who pushes; with the same sequence again, nothing new is stored, also after a crash");
-  auto* sequence = options.add_option("--sequence", flags->sequence, "number of the (first) message among this producer's");
+  auto* producer =
+      options.add_option("--producer", flags->producer,
+                         "who pushes; with the same sequence again, nothing new is stored, also after a crash");
+  auto* sequence =
+      options.add_option("--sequence", flags->sequence, "number of the (first) message among this producer's");
   auto* id = options.add_option("--id", flags->id, "name of the message; again within a day, nothing new is stored");
   support::add_duration(options, "--delay", flags->delay, "not to be popped before (at most 365d)");
   file->excludes(message);
@@ -277,7 +302,8 @@ void add_push(Tool& tool) {
       return fail(Code::invalid, "--lines reads standard input or --file; leave the message away");
     if (!flags->lines && message->count() == 0 && file->count() == 0)
       return fail(Code::invalid, "no message; give it as an argument, '-' for standard input, --file or --lines");
-    if (flags->lines && !flags->id.empty()) return fail(Code::invalid, "--id names one message; use --producer and --sequence with --lines");
+    if (flags->lines && !flags->id.empty())
+      return fail(Code::invalid, "--id names one message; use --producer and --sequence with --lines");
     if (flags->delay.count() < 0 || static_cast<std::uint64_t>(flags->delay.count()) > fabriq::kMaxDelayMillis)
       return fail(Code::invalid, "--delay is at most 365d");
     TRY(fabriq::check_name(tool.name));
@@ -299,8 +325,10 @@ void add_push(Tool& tool) {
     Producer pusher(queue, {flags->producer, flags->sequence, flags->delay});
     auto pushed = flags->id.empty() ? pusher.push(body) : pusher.push_named(flags->id, body);
     if (!pushed) return pushed.error();
-    if (tool.common().json) support::print_json({{"id", pushed->id}, {"repeated", pushed->repeated}});
-    else if (!tool.common().quiet) TRY(write_out(pushed->id + "\n"));
+    if (tool.common().json)
+      support::print_json({{"id", pushed->id}, {"repeated", pushed->repeated}});
+    else if (!tool.common().quiet)
+      TRY(write_out(pushed->id + "\n"));
     return {};
   });
 }
@@ -316,8 +344,9 @@ void add_pop(Tool& tool) {
                          {"fabriq pop jobs --wait 30s --json", "fabriq pop jobs --ack"});
   auto& options = verb.options();
   support::add_duration(options, "--wait", flags->wait, "for a message, when there is none");
-  auto* count = options.add_option("-n,--count", flags->count, "messages at most, 1 to 1024; --json then prints a list")
-                    ->check(CLI::Range(1u, fabriq::kMaxBatch));
+  auto* count =
+      options.add_option("-n,--count", flags->count, "messages at most, 1 to 1024; --json then prints a list")
+          ->check(CLI::Range(1u, fabriq::kMaxBatch));
   support::add_duration(options, "--lease", flags->lease, "until others may have it (default: the queue's)");
   options.add_flag("--ack,--at-most-once", flags->at_once, "settle at once: no receipt, lost if we die with it");
   options.add_flag("--raw", flags->raw, "the messages' bytes only, without a newline after each");
@@ -371,11 +400,13 @@ void add_settlement(Tool& tool, const std::string& name, const std::string& summ
     const std::uint64_t most = kind == fabriq::Settle::Kind::extend ? fabriq::kMaxLeaseMillis : fabriq::kMaxDelayMillis;
     if (flags->time.count() < 0 || static_cast<std::uint64_t>(flags->time.count()) > most)
       return fail(Code::invalid, flags->time.count(), " ms; at most ", most, " ms");
-    if (kind == fabriq::Settle::Kind::extend && flags->time.count() == 0) return fail(Code::invalid, "--lease 0; to give a message back use: fabriq nack");
+    if (kind == fabriq::Settle::Kind::extend && flags->time.count() == 0)
+      return fail(Code::invalid, "--lease 0; to give a message back use: fabriq nack");
     TRY_LET(receipts, tool.receipts(flags->receipts));
     TRY_LET(queue, tool.queue());
     std::vector<fabriq::Settle> items;
-    for (const Receipt& receipt : receipts) items.push_back({kind, receipt, static_cast<std::uint64_t>(flags->time.count())});
+    for (const Receipt& receipt : receipts)
+      items.push_back({kind, receipt, static_cast<std::uint64_t>(flags->time.count())});
     TRY_LET(settled, queue.settle(items));
     std::size_t refused = 0;
     std::optional<base::Error> first;
@@ -387,7 +418,9 @@ void add_settlement(Tool& tool, const std::string& name, const std::string& summ
     }
     if (tool.common().json && !first) support::print_json({{"done", settled.size()}});
     if (!first) return {};
-    if (settled.size() > 1) first->message = std::to_string(refused) + " of " + std::to_string(settled.size()) + " refused: " + first->message;
+    if (settled.size() > 1)
+      first->message =
+          std::to_string(refused) + " of " + std::to_string(settled.size()) + " refused: " + first->message;
     return *first;
   });
 }
@@ -398,8 +431,11 @@ void add_peek(Tool& tool) {
     bool dead = false;
   };
   auto flags = std::make_shared<Flags>();
-  auto& verb = tool.verb("peek", "Prints messages without taking them.", {"fabriq peek jobs -n 5", "fabriq peek jobs --dead --json"});
-  verb.options().add_option("-n,--count", flags->count, "messages at most (default 10)")->check(CLI::Range(1u, fabriq::kMaxBatch));
+  auto& verb = tool.verb("peek", "Prints messages without taking them.",
+                         {"fabriq peek jobs -n 5", "fabriq peek jobs --dead --json"});
+  verb.options()
+      .add_option("-n,--count", flags->count, "messages at most (default 10)")
+      ->check(CLI::Range(1u, fabriq::kMaxBatch));
   verb.options().add_flag("--dead", flags->dead, "those of the dead-letter list");
   verb.action([&tool, flags]() -> Result<void> {
     TRY_LET(queue, tool.queue());
@@ -418,7 +454,8 @@ void add_peek(Tool& tool) {
 // Destructive verbs want --yes, or an answer on the terminal.
 Result<void> confirm(bool yes, const std::string& what) {
   if (yes) return {};
-  if (::isatty(STDIN_FILENO) == 0 || !support::stderr_is_tty()) return fail(Code::invalid, what, " cannot be undone; confirm with --yes");
+  if (::isatty(STDIN_FILENO) == 0 || !support::stderr_is_tty())
+    return fail(Code::invalid, what, " cannot be undone; confirm with --yes");
   std::cerr << what << ". This cannot be undone. Go on? [y/N] " << std::flush;
   std::string answer;
   std::getline(std::cin, answer);
@@ -435,11 +472,14 @@ void add_removals(Tool& tool) {
     TRY_LET(queue, tool.queue());
     TRY(confirm(*yes, "purge drops every message of queue \"" + tool.name + "\""));
     TRY_LET(count, queue.purge());
-    if (tool.common().json) support::print_json({{"purged", count}});
-    else tool.say("purged " + support::human_count(count) + " messages");
+    if (tool.common().json)
+      support::print_json({{"purged", count}});
+    else
+      tool.say("purged " + support::human_count(count) + " messages");
     return {};
   });
-  auto& remove = tool.verb("delete", "Takes a queue away with everything in it.", {"fabriq delete jobs --yes", "fabriq delete old --yes --quiet"});
+  auto& remove = tool.verb("delete", "Takes a queue away with everything in it.",
+                           {"fabriq delete jobs --yes", "fabriq delete old --yes --quiet"});
   remove.options().add_flag("--yes", *yes, "do not ask");
   remove.action([&tool, yes]() -> Result<void> {
     TRY(fabriq::check_name(tool.name));
@@ -451,13 +491,16 @@ void add_removals(Tool& tool) {
 
 void add_redrive(Tool& tool) {
   auto most = std::make_shared<std::uint64_t>(UINT64_MAX);
-  auto& verb = tool.verb("redrive", "Makes messages of the dead-letter list ready again.", {"fabriq redrive jobs", "fabriq redrive jobs -n 10"});
+  auto& verb = tool.verb("redrive", "Makes messages of the dead-letter list ready again.",
+                         {"fabriq redrive jobs", "fabriq redrive jobs -n 10"});
   verb.options().add_option("-n,--count", *most, "messages at most (default: all)");
   verb.action([&tool, most]() -> Result<void> {
     TRY_LET(queue, tool.queue());
     TRY_LET(count, queue.redrive(*most));
-    if (tool.common().json) support::print_json({{"redriven", count}});
-    else tool.say("redriven " + support::human_count(count) + " messages");
+    if (tool.common().json)
+      support::print_json({{"redriven", count}});
+    else
+      tool.say("redriven " + support::human_count(count) + " messages");
     return {};
   });
 }
@@ -466,19 +509,21 @@ void add_redrive(Tool& tool) {
 
 int main(int argc, char** argv) {
   std::ios::sync_with_stdio(false);
-  support::Program program("fabriq", "message queues with exactly-once hand-over",
-                           {"fabriq create jobs && fabriq push jobs 'first message'", "fabriq pop jobs --wait 30s --json"});
+  support::Program program(
+      "fabriq", "message queues with exactly-once hand-over",
+      {"fabriq create jobs && fabriq push jobs 'first message'", "fabriq pop jobs --wait 30s --json"});
   Tool tool(program);
   add_create(tool);
   add_list(tool, program);
   add_info(tool);
   add_push(tool);
   add_pop(tool);
-  add_settlement(tool, "ack", "Settles messages: they are done, for good.", {"fabriq ack jobs RECEIPT", "fabriq ack jobs R1 R2 R3"},
-                 fabriq::Settle::Kind::acknowledge);
-  add_settlement(tool, "nack", "Gives messages back: others may have them.", {"fabriq nack jobs RECEIPT", "fabriq nack jobs RECEIPT --delay 1m"},
-                 fabriq::Settle::Kind::give_back);
-  add_settlement(tool, "extend", "Keeps messages for longer.", {"fabriq extend jobs RECEIPT --lease 5m", "fabriq extend jobs R1 R2 --lease 1h"},
+  add_settlement(tool, "ack", "Settles messages: they are done, for good.",
+                 {"fabriq ack jobs RECEIPT", "fabriq ack jobs R1 R2 R3"}, fabriq::Settle::Kind::acknowledge);
+  add_settlement(tool, "nack", "Gives messages back: others may have them.",
+                 {"fabriq nack jobs RECEIPT", "fabriq nack jobs RECEIPT --delay 1m"}, fabriq::Settle::Kind::give_back);
+  add_settlement(tool, "extend", "Keeps messages for longer.",
+                 {"fabriq extend jobs RECEIPT --lease 5m", "fabriq extend jobs R1 R2 --lease 1h"},
                  fabriq::Settle::Kind::extend);
   add_peek(tool);
   add_removals(tool);

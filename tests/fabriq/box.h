@@ -21,7 +21,9 @@ class Box {
     run("fabriq.open", descriptor_.encode());
   }
 
-  Result<std::string> call(std::string_view name, Bytes arguments) { return tables.run(procedures_, name, kTag, arguments); }
+  Result<std::string> call(std::string_view name, Bytes arguments) {
+    return tables.run(procedures_, name, kTag, arguments);
+  }
   std::string run(std::string_view name, Bytes arguments) {
     auto result = call(name, arguments);
     EXPECT_TRUE(result) << name << ": " << (result ? "" : result.error().message);
@@ -54,7 +56,9 @@ class Box {
   struct Popped {
     std::string bytes;  // what the reply borrows from
     PopReply reply;
-    std::string body(std::size_t i = 0) const { return i < reply.messages.size() ? std::string(reply.messages[i].body) : "(none)"; }
+    std::string body(std::size_t i = 0) const {
+      return i < reply.messages.size() ? std::string(reply.messages[i].body) : "(none)";
+    }
     const Receipt& receipt(std::size_t i = 0) const { return reply.messages.at(i).receipt; }
     std::uint32_t deliveries(std::size_t i = 0) const { return reply.messages.at(i).deliveries; }
     std::size_t size() const { return reply.messages.size(); }
@@ -82,8 +86,12 @@ class Box {
     return reply && !reply->items.empty() ? reply->items[0] : Settled{};
   }
   Settled::Outcome ack(const Receipt& receipt) { return settle(Settle::Kind::acknowledge, receipt).outcome; }
-  Settled::Outcome nack(const Receipt& receipt, std::uint64_t ms = 0) { return settle(Settle::Kind::give_back, receipt, ms).outcome; }
-  Settled::Outcome extend(const Receipt& receipt, std::uint64_t ms) { return settle(Settle::Kind::extend, receipt, ms).outcome; }
+  Settled::Outcome nack(const Receipt& receipt, std::uint64_t ms = 0) {
+    return settle(Settle::Kind::give_back, receipt, ms).outcome;
+  }
+  Settled::Outcome extend(const Receipt& receipt, std::uint64_t ms) {
+    return settle(Settle::Kind::extend, receipt, ms).outcome;
+  }
 
   Info info() {
     auto info = Info::decode(run("fabriq.info", Bytes("\x4d\0\0\0\0\0\0\0", 8)));

@@ -16,13 +16,16 @@ class MemoryTables {
   explicit MemoryTables(base::FakeClock& clock) : clock_(clock) {}
 
   // Runs a procedure as the store does: an error changes nothing.
-  zht::Result<std::string> run(const zht::Procedures& procedures, std::string_view name, zht::Bytes key, zht::Bytes arguments) {
+  zht::Result<std::string> run(const zht::Procedures& procedures, std::string_view name, zht::Bytes key,
+                               zht::Bytes arguments) {
     const zht::Procedure* procedure = procedures.find(name);
     CHECK(procedure != nullptr, name);
     View view(*this, key);
     auto result = (*procedure)(view, key, arguments);
-    if (!result) view.undo();
-    else if (view.changed()) version_++;
+    if (!result)
+      view.undo();
+    else if (view.changed())
+      version_++;
     cost = view.cost();
     return result;
   }
@@ -118,8 +121,10 @@ class MemoryTables {
     void undo() {
       for (const auto& [key, before] : grown_) restore(tables_.values_[key], before);
       for (auto& [key, before] : undo_) {
-        if (before) tables_.values_[key] = std::move(*before);
-        else tables_.values_.erase(key);
+        if (before)
+          tables_.values_[key] = std::move(*before);
+        else
+          tables_.values_.erase(key);
       }
     }
     bool changed() const { return !undo_.empty() || !grown_.empty(); }

@@ -1,6 +1,6 @@
 // Random schedules against a model: producers that crash and push again, consumers that settle promptly, late, twice or
-// never, leases that are extended, messages given back, delayed, dead and redriven, purges, clocks that jump. After each
-// step the partition must agree with the model about every receipt, every count, and which messages may be had.
+// never, leases that are extended, messages given back, delayed, dead and redriven, purges, clocks that jump. After
+// each step the partition must agree with the model about every receipt, every count, and which messages may be had.
 //
 // A failing schedule prints its seed: FABRIQ_SEED=17 fabriq_model_test. FABRIQ_SCHEDULES=100000 runs more of them.
 #include <algorithm>
@@ -21,11 +21,11 @@ struct Model {
   struct Message {
     std::string body;
     Phase phase = Phase::fresh;
-    std::uint64_t until = 0;       // leased, waiting
+    std::uint64_t until = 0;  // leased, waiting
     std::uint32_t deliveries = 0;
-    std::uint64_t lease = 0;       // of the last delivery
+    std::uint64_t lease = 0;  // of the last delivery
     bool given_up = false;
-    bool dead_when_back = false;   // given back or run out after its last delivery
+    bool dead_when_back = false;  // given back or run out after its last delivery
     std::uint64_t settled_by = 0;
     int settlements = 0;
   };
@@ -52,7 +52,8 @@ struct Model {
 class Schedule {
  public:
   explicit Schedule(std::uint64_t seed)
-      : random_(seed), max_deliveries_(random_.chance(0.5) ? 0 : static_cast<std::uint32_t>(1 + random_.below(4))),
+      : random_(seed),
+        max_deliveries_(random_.chance(0.5) ? 0 : static_cast<std::uint32_t>(1 + random_.below(4))),
         box_(Descriptor{.visibility_ms = kVisibility, .max_deliveries = max_deliveries_}) {
     model_.max_deliveries = max_deliveries_;
   }
@@ -78,17 +79,28 @@ class Schedule {
 
   void step() {
     const std::uint64_t dice = random_.below(100);
-    if (dice < 25) push();
-    else if (dice < 30) push_again();
-    else if (dice < 33) push_named();
-    else if (dice < 36) push_delayed();
-    else if (dice < 58) pop(false);
-    else if (dice < 61) pop(true);
-    else if (dice < 80) settle();
-    else if (dice < 95) move_clock();
-    else if (dice < 98) check_counts();
-    else if (dice < 99) redrive();
-    else if (random_.chance(0.2)) purge();
+    if (dice < 25)
+      push();
+    else if (dice < 30)
+      push_again();
+    else if (dice < 33)
+      push_named();
+    else if (dice < 36)
+      push_delayed();
+    else if (dice < 58)
+      pop(false);
+    else if (dice < 61)
+      pop(true);
+    else if (dice < 80)
+      settle();
+    else if (dice < 95)
+      move_clock();
+    else if (dice < 98)
+      check_counts();
+    else if (dice < 99)
+      redrive();
+    else if (random_.chance(0.2))
+      purge();
   }
 
   std::string body(std::uint64_t name) {
@@ -128,7 +140,8 @@ class Schedule {
                                     sent.begin() + static_cast<std::ptrdiff_t>(first + count));
     push_as(producer, first, bodies, sent.size());
   }
-  void push_as(const std::string& producer, std::uint64_t first, const std::vector<std::string>& bodies, std::uint64_t known) {
+  void push_as(const std::string& producer, std::uint64_t first, const std::vector<std::string>& bodies,
+               std::uint64_t known) {
     const std::uint64_t time = base::to_millis(box_.clock.wall());
     // What a producer pushed before a silence of more than a day may be forgotten: it is not to be pushed again.
     if (time > last_push_[producer] + kMemoryMillis) forgotten_[producer] = known;
@@ -277,8 +290,9 @@ class Schedule {
 
   void settle() {
     if (held_.empty()) return;
-    const Held held = held_[random_.chance(0.7) ? held_.size() - 1 - random_.below(std::min<std::size_t>(held_.size(), 10))
-                                                : random_.below(held_.size())];
+    const Held held =
+        held_[random_.chance(0.7) ? held_.size() - 1 - random_.below(std::min<std::size_t>(held_.size(), 10))
+                                  : random_.below(held_.size())];
     Settle item{Settle::Kind::acknowledge, held.receipt, 0};
     const std::uint64_t dice = random_.below(10);
     if (dice == 7) item = {Settle::Kind::give_back, held.receipt, random_.chance(0.5) ? 0 : random_.below(50'000)};
@@ -297,17 +311,23 @@ class Schedule {
     }
     const Outcome expected = expect(item, held.issued, time);
     const Settled got = box_.settle(item.kind, item.receipt, item.ms);
-    EXPECT_TRUE(forgiving_ || got.outcome == expected) << "kind " << static_cast<int>(item.kind) << " lease " << item.receipt.lease << " messages from "
-                                     << item.receipt.first << " count " << item.receipt.count;
+    EXPECT_TRUE(forgiving_ || got.outcome == expected)
+        << "kind " << static_cast<int>(item.kind) << " lease " << item.receipt.lease << " messages from "
+        << item.receipt.first << " count " << item.receipt.count;
   }
 
   void move_clock() {
     const std::uint64_t dice = random_.below(100);
-    if (dice < 60) box_.advance(std::chrono::milliseconds(random_.below(2'000)));
-    else if (dice < 90) box_.advance(std::chrono::milliseconds(random_.below(40'000)));
-    else if (dice < 97) box_.advance(std::chrono::milliseconds(random_.below(3'600'000)));
-    else if (dice < 98) box_.advance(std::chrono::hours(random_.below(50)));
-    else box_.clock.jump(-std::chrono::milliseconds(random_.below(100'000)));
+    if (dice < 60)
+      box_.advance(std::chrono::milliseconds(random_.below(2'000)));
+    else if (dice < 90)
+      box_.advance(std::chrono::milliseconds(random_.below(40'000)));
+    else if (dice < 97)
+      box_.advance(std::chrono::milliseconds(random_.below(3'600'000)));
+    else if (dice < 98)
+      box_.advance(std::chrono::hours(random_.below(50)));
+    else
+      box_.clock.jump(-std::chrono::milliseconds(random_.below(100'000)));
   }
 
   // Until the partition has seen to everything that time has brought.

@@ -406,8 +406,10 @@ TEST(Requests, CutShortAreRefused) {
   PopRequest pop;
   pop.items = {{Settle::Kind::extend, Receipt{}, 5}};
   const std::string pushed = push.encode(), popped = pop.encode();
-  for (std::size_t size = 0; size < pushed.size(); size++) EXPECT_FALSE(PushRequest::decode(Bytes(pushed).substr(0, size)));
-  for (std::size_t size = 0; size < popped.size(); size++) EXPECT_FALSE(PopRequest::decode(Bytes(popped).substr(0, size)));
+  for (std::size_t size = 0; size < pushed.size(); size++)
+    EXPECT_FALSE(PushRequest::decode(Bytes(pushed).substr(0, size)));
+  for (std::size_t size = 0; size < popped.size(); size++)
+    EXPECT_FALSE(PopRequest::decode(Bytes(popped).substr(0, size)));
   EXPECT_TRUE(PushRequest::decode(pushed));
   EXPECT_TRUE(PopRequest::decode(popped));
 }
