@@ -140,7 +140,9 @@ class Tidy(unittest.TestCase):
         self.none_of([f for f in folders if f + "/README.md" not in FILES], "no README.md")
 
     def test_formats_and_protocols_are_documented_beside_the_code(self):
-        self.none_of([p for p in ("novoht/FORMAT.md", "zht/wire/PROTOCOL.md") if p not in FILES], "missing")
+        documents = ("novoht/FORMAT.md", "zht/wire/PROTOCOL.md")
+        self.none_of([p for p in documents if p not in FILES], "missing")
+        self.none_of([p for p in documents if not re.search(r"(?im)^#+ .*example", read(p))], "has no worked example")
 
     def test_links_in_documents_lead_somewhere(self):
         bad = []
