@@ -319,7 +319,7 @@ void add_batch(support::Program& program) {
     }
     TRY_LET(client, connect(program.common().client_options()));
     const Outcome outcome = client->call(Operation::batch(operations));
-    if (!outcome.ok()) return base::add_context("operation " + std::to_string(outcome.failed_index) + " of the batch", outcome.error());
+    if (!outcome.ok()) return outcome.error();  // names the operation
     json answers = json::array();
     for (std::size_t i = 0; i < outcome.outcomes.size(); i++)
       answers.push_back(json::parse(answer_of(operations[i], outcome.outcomes[i])));

@@ -44,9 +44,10 @@ void print_value(const std::string& value, bool raw) {
 }
 
 Error error_of(const Outcome& outcome, Bytes key) {
-  std::string what = "key \"" + base::escape(key, 60) + "\"";
+  const std::string what = "key \"" + base::escape(key, 60) + "\"";
   if (outcome.code == Code::not_found) return Error{outcome.code, what + " is not there"};
-  return Error{outcome.code, outcome.message.empty() ? what + ": " + std::string(base::name_of(outcome.code)) : what + ": " + outcome.message};
+  if (outcome.message.empty()) return Error{outcome.code, what + ": " + std::string(base::name_of(outcome.code))};
+  return Error{outcome.code, outcome.message.find(what) != std::string::npos ? outcome.message : what + ": " + outcome.message};
 }
 
 }  // namespace zht::tool
