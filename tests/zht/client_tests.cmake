@@ -12,3 +12,7 @@ add_unit_test(zht_client_server_test
   SOURCES client_server_test.cc
   USES zht_client TIMEOUT 300)
 add_dependencies(zht_client_server_test zht_program)
+add_unit_test(zht_cli_test
+  SOURCES cli_test.cc
+  USES zht_support TIMEOUT 300)
+add_dependencies(zht_cli_test zht_program)
