@@ -484,6 +484,8 @@ std::uint64_t Table::collect(std::uint64_t cursor, std::size_t limit, std::vecto
           if (bucket.tags[s] == 0 || displaced == (at == home)) continue;
           const Entry* const entry = entry_of(bucket.slots[s]);
           std::uint64_t of_key = 0;
+          __builtin_prefetch(entry);
+          __builtin_prefetch(reinterpret_cast<const char*>(entry) + 64);
           if (displaced || !whole) {
             of_key = hash(entry->key());
             if (home_of(of_key, bucket_count_) != home || (of_key & 0xffffffff) < low) continue;
