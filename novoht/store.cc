@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <deque>
 #include <unordered_map>
 
 #include "novoht/base/random.h"
@@ -182,9 +183,16 @@ class StoreImpl final : public Store {
   }
   Result<std::unique_ptr<SyncJob>> begin_sync() override {
     settle();
-    return log_.begin_sync();
+    core::Log::Syncing what;
+    TRY_LET(job, log_.begin_sync(what));
+    syncing_.push_back(what);
+    return std::unique_ptr<SyncJob>(std::move(job));
   }
-  void finish_sync(const Result<void>& outcome) override { log_.finish_sync(outcome); }
+  void finish_sync(const Result<void>& outcome) override {
+    CHECK(!syncing_.empty(), "finish_sync() without begin_sync()");
+    log_.end_sync(syncing_.front(), outcome);
+    syncing_.pop_front();
+  }
   bool dirty() const override { return log_.dirty(); }
 
   Result<bool> maintain(base::Duration budget) override;
@@ -250,6 +258,9 @@ class StoreImpl final : public Store {
   core::Log log_;
   std::uint64_t now_ms_ = 0;
 
+  // The embedder's unfinished jobs. They may finish in any order: when n have, the n that were begun first hold.
+  std::deque<core::Log::Syncing> syncing_;
+
   std::unique_ptr<core::CheckpointWriter> checkpoint_;  // being written
   TableId checkpoint_table_{};
   core::CheckpointEnd checkpoint_end_;
@@ -272,6 +283,7 @@ class StoreImpl final : public Store {
 
   // Syncs the log, and then, when a checkpoint is being finished, that.
   std::unique_ptr<SyncJob> log_job_;
+  core::Log::Syncing log_syncing_;
   Result<void> log_outcome_;
   bool finishing_checkpoint_ = false;
   core::Background background_;  // last: what it works on outlives it
@@ -515,7 +527,7 @@ Result<void> StoreImpl::continue_checkpoint(std::size_t bytes) {
 
 // A checkpoint's entries may be as new as the log's last record, so the log is synced before the checkpoint has its name.
 Result<void> StoreImpl::start_sync(bool with_checkpoint) {
-  TRY_LET(job, log_.begin_sync());
+  TRY_LET(job, log_.begin_sync(log_syncing_));
   log_job_ = std::move(job);
   finishing_checkpoint_ = with_checkpoint;
   background_.start([this, with_checkpoint]() -> Result<void> {
@@ -529,7 +541,7 @@ Result<void> StoreImpl::start_sync(bool with_checkpoint) {
 }
 
 Result<void> StoreImpl::take_background(Result<void> outcome) {
-  log_.finish_sync(log_outcome_);
+  log_.end_sync(log_syncing_, log_outcome_);
   log_job_.reset();
   if (!finishing_checkpoint_) return outcome;
   finishing_checkpoint_ = false;

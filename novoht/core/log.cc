@@ -174,33 +174,30 @@ Result<void> Log::flush() {
   return {};
 }
 
-Result<std::unique_ptr<SyncJob>> Log::begin_sync() {
+Result<std::unique_ptr<SyncJob>> Log::begin_sync(Syncing& what) {
   TRY(flush());
+  // All that is not yet known to be durable, also what another unfinished job is about.
   std::vector<std::shared_ptr<base::File>> unsynced;
   for (std::size_t i = 0; i < segments_.size(); i++) {
     const Position end = i + 1 < segments_.size() ? segments_[i + 1].begin : position_;
     if (end > durable_ || i + 1 == segments_.size()) unsynced.push_back(segments_[i].file);
   }
-  syncing_.push_back({position_, names_});
+  what = {position_, names_};
   return std::unique_ptr<SyncJob>(new Job(names_ != names_durable_ ? &files_ : nullptr, folder_, std::move(unsynced)));
 }
 
-void Log::finish_sync(const Result<void>& outcome) {
-  CHECK(!syncing_.empty(), "finish_sync() without begin_sync()");
-  if (outcome) {
-    durable_ = std::max(durable_, syncing_.front().position);
-    names_durable_ = std::max(names_durable_, syncing_.front().names);
-    syncs_++;
-  } else {
-    fail_with(outcome.error());
-  }
-  syncing_.pop_front();
+void Log::end_sync(const Syncing& what, const Result<void>& outcome) {
+  if (!outcome) return fail_with(outcome.error());
+  durable_ = std::max(durable_, what.position);
+  names_durable_ = std::max(names_durable_, what.names);
+  syncs_++;
 }
 
 Result<void> Log::sync() {
-  TRY_LET(job, begin_sync());
+  Syncing what;
+  TRY_LET(job, begin_sync(what));
   auto outcome = job->run();
-  finish_sync(outcome);
+  end_sync(what, outcome);
   return outcome;
 }
 

@@ -68,8 +68,14 @@ class Log {
 
   Result<void> flush();
   Result<void> sync();
-  Result<std::unique_ptr<SyncJob>> begin_sync();
-  void finish_sync(const Result<void>& outcome);
+  // What a job will have made durable.
+  struct Syncing {
+    Position position = 0;
+    std::uint64_t names = 0;
+  };
+  // Writes what is gathered and returns the job that syncs it; end_sync() with the same `what` when it has run.
+  Result<std::unique_ptr<SyncJob>> begin_sync(Syncing& what);
+  void end_sync(const Syncing& what, const Result<void>& outcome);
   bool dirty() const { return durable_ != position_; }
   bool failed() const { return failed_; }
   base::Error failure() const { return failure_; }
@@ -123,12 +129,6 @@ class Log {
   std::uint64_t pending_offset_ = 0;
   std::uint64_t salt_ = 0, offset_ = 0;
   Position position_ = 0, durable_ = 0;
-  // What each unfinished job will have made durable. They may finish in any order: when n have, the n least of these hold.
-  struct Syncing {
-    Position position;
-    std::uint64_t names;
-  };
-  std::deque<Syncing> syncing_;
   std::uint64_t names_ = 0, names_durable_ = 0;  // changes to the folder; those that were synced
   std::uint64_t syncs_before_ = 0;               // this segment
   bool marked_ = false;               // the last record is a mark

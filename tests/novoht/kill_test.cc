@@ -1,0 +1,138 @@
+// The store on the operating system's files, with its own threads: beside a sync on another thread, and killed (kill -9)
+// at any moment. NOVOHT_KILLS=<n> runs more rounds.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdlib>
+#include <filesystem>
+#include <thread>
+
+#include "tests/novoht/shadow.h"
+
+namespace novoht {
+namespace {
+
+using testing::equals;
+using testing::equals_prefix;
+using testing::Model;
+using testing::NoteKeeper;
+using testing::OwnedRecord;
+
+class KillTest : public ::testing::Test {
+ protected:
+  KillTest() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "novoht-kill-XXXXXX").string();
+    folder_ = ::mkdtemp(pattern.data());
+    options_.segment_size = 32 << 10;
+    options_.log_slack = 1.0;
+    options_.maintain_slice = 1000;
+    options_.companion = &notes_;
+  }
+  ~KillTest() override { std::filesystem::remove_all(folder_); }
+  std::unique_ptr<Store> open() {
+    notes_ = NoteKeeper();
+    auto opened = Store::open(*files_, folder_ + "/store", options_);
+    EXPECT_TRUE(opened) << opened.error().message;
+    return opened ? *std::move(opened) : nullptr;
+  }
+
+  std::unique_ptr<base::FileSystem> files_ = base::real_files();
+  std::string folder_;
+  Options options_;
+  NoteKeeper notes_;
+};
+
+TEST_F(KillTest, SyncsOnAnotherThreadRunBesideChangesAndHousekeeping) {
+  base::Random random(1);
+  Model model;
+  {
+    auto store = open();
+    ASSERT_TRUE(store);
+    std::unique_ptr<SyncJob> job;
+    std::thread syncing;
+    Result<void> outcome;
+    for (int i = 0; i < 6000; i++) {
+      const OwnedRecord record = testing::random_record(random, 4, 200, 3000);
+      const auto version = testing::apply_to(*store, record);
+      ASSERT_TRUE(version) << version.error().message;
+      model.apply(record);
+      notes_.add(record.table, *version, record.note);
+      if (i % 7 == 0) {
+        ASSERT_TRUE(store->flush());
+        ASSERT_TRUE(store->maintain({}));
+      }
+      if (i % 50 == 0) {
+        if (job) {
+          syncing.join();
+          store->finish_sync(outcome);
+        }
+        job = *store->begin_sync();
+        syncing = std::thread([&job, &outcome] { outcome = job->run(); });
+      }
+    }
+    syncing.join();
+    store->finish_sync(outcome);
+    ASSERT_TRUE(store->sync());
+    EXPECT_FALSE(store->dirty());
+    EXPECT_GT(store->statistics().checkpoints, 0u);
+    EXPECT_TRUE(equals(*store, model));
+  }
+  auto store = open();
+  ASSERT_TRUE(store);
+  EXPECT_TRUE(equals(*store, model));
+  EXPECT_EQ(notes_.chain, model.notes.chain);
+}
+
+// The child changes its store by a plan that the parent knows, and says after every flush how far it has come.
+TEST_F(KillTest, AKilledProcessLosesNothingItHadFlushed) {
+  const char* const rounds_text = std::getenv("NOVOHT_KILLS");
+  const int rounds = rounds_text == nullptr ? 12 : std::atoi(rounds_text);
+  std::vector<OwnedRecord> records;
+  base::Random random(2);
+  for (int round = 0; round < rounds; round++) {
+    const std::uint64_t seed = random.next();
+    std::array<int, 2> pipe;
+    ASSERT_EQ(::pipe(pipe.data()), 0);
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      ::close(pipe[0]);
+      base::Random plan(seed);
+      auto store = open();
+      if (!store) ::_exit(1);
+      for (std::uint32_t count = 1;; count++) {
+        const OwnedRecord record = testing::random_record(plan, 4, 200, 3000);
+        const auto version = testing::apply_to(*store, record);
+        if (!version) ::_exit(2);
+        notes_.add(record.table, *version, record.note);
+        if (count % 5 != 0) continue;
+        if (!store->flush() || !store->maintain({})) ::_exit(3);
+        if (::write(pipe[1], &count, sizeof count) != sizeof count) ::_exit(4);
+      }
+    }
+    ::close(pipe[1]);
+    // Dies after a number of reports, at whatever it is then doing.
+    const std::uint64_t reports = 1 + random.below(300);
+    std::uint32_t flushed = 0, reported = 0;
+    for (std::uint64_t i = 0; i < reports && ::read(pipe[0], &reported, sizeof reported) == sizeof reported; i++) flushed = reported;
+    ::kill(child, SIGKILL);
+    while (::read(pipe[0], &reported, sizeof reported) == sizeof reported) flushed = reported;
+    ::close(pipe[0]);
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFSIGNALED(status)) << "the child ended with " << WEXITSTATUS(status);
+
+    const std::uint64_t before = records.size();
+    base::Random plan(seed);
+    for (std::uint32_t i = 0; i < flushed + 2000; i++) records.push_back(testing::random_record(plan, 4, 200, 3000));
+    auto store = open();
+    ASSERT_TRUE(store) << "round " << round << " seed " << seed;
+    ASSERT_TRUE(equals_prefix(*store, notes_, records, before + flushed)) << "round " << round << " seed " << seed;
+  }
+}
+
+}  // namespace
+}  // namespace novoht
