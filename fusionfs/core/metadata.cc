@@ -736,6 +736,51 @@ Task<Reply> Metadata::link(InodeId inode, std::uint32_t type, InodeId directory,
   co_return promised;
 }
 
+Task<int> Metadata::settle_directory(InodeId directory) {
+  Reply inode = co_await getattr(directory);
+  if (inode.error != 0) co_return inode.error == ENOENT ? 0 : inode.error;
+  if (!inode.inode->has(Inode::kDying)) co_return 0;
+  const int error = co_await settle_dying(*inode.inode);
+  co_return error;
+}
+
+Task<int> Metadata::drop_nameless(InodeId directory) {
+  Dying dying;
+  dying.transfer = base::entropy();
+  const int error = co_await mark_dying(directory, dying);
+  if (error != 0) co_return error;
+  DirectoryRequest request;
+  Reply dropped = co_await ask(home_of(directory), "fusionfs.drop_directory", pack(request));
+  co_return dropped.error;
+}
+
+Task<int> Metadata::settle_record(std::string key) {
+  Call call(client_, Operation::lookup(key));
+  const Outcome record = co_await call;
+  if (record.code == base::Code::not_found) co_return 0;
+  if (!record.ok()) co_return errno_of(record);
+  const auto brace = key.find('}'), slash = key.rfind('/');
+  if (!key.starts_with("{d:") || brace == std::string::npos || slash < brace) co_return EINVAL;
+  const HomeId home{std::strtoull(key.c_str() + 3, nullptr, 16)};
+  const std::uint64_t id = std::strtoull(key.c_str() + slash + 1, nullptr, 16);
+  if (key.compare(brace + 1, 2, "u/") == 0) {
+    const InodeId owed{std::strtoull(record.value.c_str(), nullptr, 10)};
+    const int error = co_await pay(owed, home, id);
+    co_return error;
+  }
+  auto promise = unpack<LinkRequest>(record.value);
+  if (!promise) co_return EIO;
+  NameRequest find;
+  find.name = promise->name;
+  Reply found = co_await ask(promise->to, "fusionfs.lookup", pack(find));
+  if (found.error != 0 && found.error != ENOENT) co_return found.error;
+  promise->undo = found.error == ENOENT || found.entry->inode != promise->inode;
+  promise->now = now();
+  Reply settled = co_await ask(home, "fusionfs.settle_link", pack(*promise));
+  if (settled.error == 0) settle_links(settled, settled.inode);
+  co_return settled.error;
+}
+
 Task<Reply> Metadata::setattr(SetRequest request) {
   if (request.now == 0) request.now = now();
   Reply reply = co_await ask(home_of(request.inode), "fusionfs.setattr", pack(request));

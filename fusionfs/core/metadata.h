@@ -86,6 +86,11 @@ class Metadata {
   // Brings `known` (an empty one to begin) up to date, reading only what was added.
   Task<ListReply> list(InodeId directory, Listing known);
 
+  // For fsck: settles a debt or a promise (its whole key), or a directory that is being removed. 0, or an errno.
+  Task<int> settle_record(std::string key);
+  Task<int> settle_directory(InodeId directory);
+  Task<int> drop_nameless(InodeId directory);  // ENOTEMPTY
+
   Nanos now() const;
 
  private:

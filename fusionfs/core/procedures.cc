@@ -618,6 +618,11 @@ Result<Reply> setattr(Transaction& tables, HomeId home, const SetRequest& reques
   if (set(SetRequest::kAtime)) inode.atime = request.atime;
   if (set(SetRequest::kMtime)) inode.mtime = request.mtime;
   if (set(SetRequest::kParent)) inode.parent = request.parent;
+  if (set(SetRequest::kLinks)) {
+    if (directory) return refuse(EISDIR);
+    if (inode.revision != request.revision) return refuse(EAGAIN);
+    inode.links = request.links;
+  }
   if (set(SetRequest::kSize)) {
     if (!is_regular(inode.mode)) return refuse(directory ? EISDIR : EINVAL);
     inode.size = request.size;

@@ -218,7 +218,16 @@ struct DropRequest {  // pay_debt, reap
   }
 };
 struct SetRequest {  // setattr
-  enum Field : std::uint32_t { kMode = 1, kUid = 2, kGid = 4, kSize = 8, kAtime = 16, kMtime = 32, kParent = 64 };
+  enum Field : std::uint32_t {
+    kMode = 1,
+    kUid = 2,
+    kGid = 4,
+    kSize = 8,
+    kAtime = 16,
+    kMtime = 32,
+    kParent = 64,
+    kLinks = 128
+  };
   InodeId inode{};
   std::uint32_t fields_set = 0;
   std::uint32_t mode = 0;  // permission bits only
@@ -227,9 +236,11 @@ struct SetRequest {  // setattr
   Nanos atime = 0, mtime = 0;
   Nanos now = 0;  // ctime
   InodeId parent{};
+  std::uint32_t links = 0;  // kLinks: fsck only, and only while the record is at `revision`
+  std::uint64_t revision = 0;
   template <typename A>
   void fields(A& a) {
-    a(inode, fields_set, mode, uid, gid, size, atime, mtime, now, parent);
+    a(inode, fields_set, mode, uid, gid, size, atime, mtime, now, parent, links, revision);
   }
 };
 struct CommitRequest {  // commit: what writing has changed

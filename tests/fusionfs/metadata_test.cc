@@ -5,6 +5,7 @@
 
 #include <cerrno>
 
+#include "fusionfs/core/check.h"
 #include "fusionfs/core/procedures.h"
 #include "fusionfs/fuse/wait.h"
 #include "tests/support/local_client.h"
@@ -109,6 +110,19 @@ class MetadataTest : public testing::Test {
       }
     }
     return found;
+  }
+
+  // What a crash left and nobody met is mended, and then there is nothing more to find.
+  void fsck() {
+    Check check(*client_, *metadata_);
+    Census census;
+    auto found = check.read(census);
+    ASSERT_TRUE(found.has_value());
+    for (int round = 0; round < 3 && !found->empty(); ++round) {
+      for (const Finding& each : Check::mendable(*found)) wait(check.repair(each));
+      found = check.read(census);
+    }
+    for (const Finding& each : *found) ADD_FAILURE() << name_of(each.kind) << ": " << each.text;
   }
 
   zht::Procedures procedures_;
@@ -357,6 +371,7 @@ class CrashTest : public MetadataTest {
       SCOPED_TRACE("died at request " + std::to_string(requests));
       check(top);
       later(60);
+      fsck();
       if (!dying.died()) return requests;
       if (requests > 50) ADD_FAILURE() << "never done";
       if (requests > 50) return requests;
@@ -469,6 +484,60 @@ TEST_F(CrashTest, ExchangeAcrossDirectories) {
         EXPECT_NE(is_directory(a.inode->mode), is_directory(b.inode->mode));
         EXPECT_EQ(links(s) + links(t), 5u);
       });
+}
+
+TEST_F(CrashTest, LinkIntoAnotherDirectory) {
+  at_every_step(
+      [&](InodeId top) {
+        file(dir(top, "s"), "a");
+        dir(top, "t");
+      },
+      [&](Metadata& crashing, InodeId top) {
+        const InodeId s{at(top, "s")}, t{at(top, "t")};
+        wait(crashing.link(InodeId{at(s, "a")}, S_IFREG, t, "b"));
+      },
+      [&](InodeId top) {
+        fsck();
+        const InodeId s{at(top, "s")}, t{at(top, "t")};
+        const InodeId a{at(s, "a")};
+        EXPECT_EQ(links(a), at(t, "b") != 0 ? 2u : 1u);
+      });
+}
+
+TEST_F(CrashTest, UnlinkOfAFileFromElsewhere) {
+  at_every_step(
+      [&](InodeId top) {
+        const InodeId s = dir(top, "s");
+        file(s, "a");
+        EXPECT_EQ(rename(s, "a", dir(top, "t"), "a"), 0);
+      },
+      [&](Metadata& crashing, InodeId top) { wait(crashing.unlink(InodeId{at(top, "t")}, "a")); },
+      [&](InodeId top) {
+        const InodeId t{at(top, "t")};
+        if (at(t, "a") != 0) {
+          EXPECT_EQ(unlink(t, "a"), 0);
+        }
+        fsck();
+        EXPECT_TRUE(keys("u/").empty());
+      });
+}
+
+TEST_F(MetadataTest, CheckFindsWhatDisagrees) {
+  const InodeId a = file(kRootInode, "a"), d = dir(kRootInode, "d");
+  file(d, "b");
+  Check check(*client_, *metadata_);
+  Census census;
+  EXPECT_TRUE(check.read(census)->empty());
+  EXPECT_EQ(census.files, 2u);
+  EXPECT_EQ(census.directories, 2u);
+  EXPECT_TRUE(client_->remove(inode_key(a)));
+  EXPECT_TRUE(client_->remove(entry_key(home_of(d), "b")));
+  EXPECT_TRUE(client_->insert(inode_key(make_inode(home_of(d), 99)), "rubbish"));
+  std::set<Finding::Kind> kinds;
+  const auto found = check.read(census);
+  for (const Finding& each : *found) kinds.insert(each.kind);
+  EXPECT_EQ(kinds, (std::set{Finding::Kind::damaged, Finding::Kind::dangling, Finding::Kind::nameless,
+                             Finding::Kind::listing}));
 }
 
 }  // namespace

@@ -1,0 +1,203 @@
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "fusionfs/core/check.h"
+#include "fusionfs/data/chunk_store.h"
+#include "fusionfs/fuse/session.h"
+#include "fusionfs/fuse/wait.h"
+#include "fusionfs/tool/verbs.h"
+#include "zht/support/output.h"
+#include "zht/support/paths.h"
+#include "zht/support/program.h"
+
+namespace fusionfs {
+namespace {
+
+using base::Code;
+using base::fail;
+using base::Result;
+
+struct Store {
+  std::unique_ptr<zht::Client> client;
+  std::unique_ptr<ChunkStore> chunks;
+};
+
+Result<Store> open_store(const support::CommonFlags& common) {
+  Store store;
+  TRY_LET(data, support::data_folder(common.data));
+  zht::ClientOptions options = common.client_options();
+  TRY_LET(client, zht::connect(options));
+  TRY(support::make_private_folder(data));
+  TRY_LET(chunks, ChunkStore::open(data + "/chunks"));
+  store.client = std::move(client);
+  store.chunks = std::move(chunks);
+  return store;
+}
+
+Result<int> check_file_system(const support::CommonFlags& common, bool repair) {
+  TRY_LET(store, open_store(common));
+  base::SystemClock clock;
+  MetadataOptions options;
+  std::vector<Inode> gone;
+  options.gone = [&](const Inode& inode) { gone.push_back(inode); };
+  Metadata metadata(*store.client, clock, options);
+  Check check(*store.client, metadata);
+  Census before, census;
+  TRY_LET(first, check.read(before));
+  TRY_LET(chunks, store.chunks->list());
+  std::this_thread::sleep_for(std::chrono::seconds(1));
+  TRY_LET(second, check.read(census));
+  const auto both = [](const std::set<Finding>& one, const std::set<Finding>& other) {
+    std::set<Finding> common_ones;
+    for (const Finding& each : other) {
+      if (one.count(each) != 0) common_ones.insert(each);
+    }
+    return common_ones;
+  };
+  const std::set<Finding> standing = both(first, second);
+  std::set<Finding> open = standing;
+  for (int round = 0; repair && round < 3 && !Check::mendable(open).empty(); ++round) {
+    for (const Finding& each : Check::mendable(open)) wait(check.repair(each));
+    TRY_LET(again, check.read(census));
+    open = std::move(again);
+  }
+  std::vector<InodeId> stray;  // chunks of no inode, in either reading
+  for (const auto& chunk : chunks) {
+    if (before.sizes.count(raw(chunk.inode)) != 0 || census.sizes.count(raw(chunk.inode)) != 0) continue;
+    if (stray.empty() || stray.back() != chunk.inode) stray.push_back(chunk.inode);
+  }
+  std::sort(stray.begin(), stray.end());
+  stray.erase(std::unique(stray.begin(), stray.end()), stray.end());
+  std::uint64_t mended = 0, stray_left = stray.size();
+  nlohmann::json list = nlohmann::json::array();
+  for (const Finding& each : standing) {
+    const bool done = repair && open.count(each) == 0;
+    mended += done ? 1 : 0;
+    list.push_back({{"kind", name_of(each.kind)}, {"what", each.text}, {"repaired", done}});
+    if (!common.json)
+      std::printf("%s: %s%s\n", std::string(name_of(each.kind)).c_str(), each.text.c_str(), done ? " (repaired)" : "");
+  }
+  for (const InodeId id : stray) {
+    bool done = false;
+    // A mount writes chunks before their inode says so: a file just being made larger is not stray.
+    Reply inode = wait(metadata.getattr(id));
+    if (inode.error == 0) {
+      --stray_left;
+      continue;
+    }
+    if (repair && inode.error == ENOENT) done = store.chunks->remove(id, 0).has_value();
+    mended += done ? 1 : 0;
+    list.push_back({{"kind", "stray"},
+                    {"what", "chunks of inode " + std::to_string(raw(id)) + ", which is not there"},
+                    {"repaired", done}});
+    if (!common.json)
+      std::printf("stray: chunks of inode %llu, which is not there%s\n", static_cast<unsigned long long>(raw(id)),
+                  done ? " (repaired)" : "");
+  }
+  for (const Inode& inode : gone) TRY(store.chunks->remove(inode.id, inode.size));
+  const std::uint64_t left = standing.size() + stray_left - mended;
+  if (common.json) {
+    support::print_json({{"files", census.files},
+                         {"directories", census.directories},
+                         {"size_bytes", census.bytes},
+                         {"findings", list},
+                         {"left_count", left}});
+  } else if (!common.quiet) {
+    std::printf("%s files, %s directories, %s: %s\n", support::human_count(census.files).c_str(),
+                support::human_count(census.directories).c_str(), support::human_size(census.bytes).c_str(),
+                left == 0 ? "clean" : (std::to_string(left) + " findings").c_str());
+  }
+  if (left == 0) return 0;
+  return fail(Code::corrupt, left, " findings are left",
+              repair ? "; they need a look by a person" : "; mend what can be mended: fusionfs fsck --repair");
+}
+
+Result<int> locate_file(const support::CommonFlags& common, const std::string& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) return base::fail_errno(errno, path);
+  char* real = ::realpath(path.c_str(), nullptr);
+  const std::string whole = real != nullptr ? real : path;
+  ::free(real);
+  bool ours = false;
+  for (const Mounted& mounted : mounts())
+    ours = ours || whole == mounted.directory || whole.starts_with(mounted.directory + "/");
+  if (!ours) return fail(Code::invalid, path, " is not on a FusionFS; see: fusionfs status");
+  // What was written and not yet closed is committed first.
+  if (const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC); file >= 0) {
+    ::fsync(file);
+    ::close(file);
+  }
+  TRY_LET(store, open_store(common));
+  base::SystemClock clock;
+  Metadata metadata(*store.client, clock, {});
+  const InodeId id{status.st_ino};
+  const Reply reply = wait(metadata.getattr(id));
+  if (reply.error != 0)
+    return fail(Code::not_found, path, ": inode ", raw(id), ": ", std::strerror(reply.error),
+                "; is --data the folder of its node?");
+  const Inode& inode = *reply.inode;
+  nlohmann::json chunks = nlohmann::json::array();
+  const bool here = inode.store == store.chunks->identity();
+  for (std::uint64_t index = 0; here && index * kChunkSize < inode.size; ++index) {
+    const std::string chunk = store.chunks->path_of(id, index);
+    struct stat chunk_status {};
+    if (::stat(chunk.c_str(), &chunk_status) != 0) continue;  // a hole
+    chunks.push_back({{"offset_bytes", index * kChunkSize},
+                      {"size_bytes", static_cast<std::uint64_t>(chunk_status.st_size)},
+                      {"path", chunk}});
+  }
+  const std::string place = inode.has(Inode::kInline) ? "inline"
+                            : inode.store == 0        ? "none"
+                            : here                    ? "this node"
+                                                      : "another node";
+  const auto partition = zht::partition_of(inode_key(id), store.client->partition_count());
+  if (common.json) {
+    support::print_json({{"inode", raw(id)},
+                         {"home", raw(home_of(id))},
+                         {"partition", static_cast<std::uint32_t>(partition)},
+                         {"size_bytes", inode.size},
+                         {"content", place},
+                         {"chunks", chunks}});
+    return 0;
+  }
+  std::printf("inode %llu, home %llu, partition %u, %s, content: %s\n", static_cast<unsigned long long>(raw(id)),
+              static_cast<unsigned long long>(raw(home_of(id))), static_cast<unsigned>(partition),
+              support::human_size(inode.size).c_str(), place.c_str());
+  support::Table table({"OFFSET", "SIZE", "CHUNK"});
+  for (const auto& each : chunks) {
+    table.row({std::to_string(each["offset_bytes"].get<std::uint64_t>()),
+               std::to_string(each["size_bytes"].get<std::uint64_t>()), each["path"].get<std::string>()});
+  }
+  if (!chunks.empty()) table.print();
+  return 0;
+}
+
+}  // namespace
+
+void add_inspect_verbs(support::Program& program) {
+  {
+    auto& verb = program.verb("fsck", "Reads every record of the file system and says where they disagree.",
+                              {"fusionfs fsck", "fusionfs fsck --repair"});
+    const auto repair = std::make_shared<bool>(false);
+    verb.options().add_flag("--repair", *repair,
+                            "mend what a crash can leave: unfinished moves, link counts, stray chunks");
+    verb.action([&program, repair]() -> Result<int> { return check_file_system(program.common(), *repair); });
+  }
+  {
+    auto& verb = program.verb("locate", "Shows where a file's inode and chunks are.",
+                              {"fusionfs locate /mnt/shared/data", "fusionfs locate /mnt/shared/data --json"});
+    const auto path = std::make_shared<std::string>();
+    verb.options().add_option("file", *path, "a file on a mount")->required();
+    verb.action([&program, path]() -> Result<int> { return locate_file(program.common(), *path); });
+  }
+}
+
+}  // namespace fusionfs
