@@ -1,3 +1,6 @@
 add_unit_test(zht_core_test
   SOURCES core_test.cc crash_sim_test.cc frame_test.cc
   USES test_support zht_core zht_wire)
+add_unit_test(zht_resp_test
+  SOURCES resp_test.cc
+  USES test_support zht_resp)

@@ -1,15 +1,11 @@
 #include "zht/net/frame_server.h"
 
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 
 namespace zht::net {
@@ -41,27 +37,13 @@ struct FrameServer::Connection final : Ready {
 };
 
 struct FrameServer::Listener final : Ready {
-  Listener(FrameServer& s, int d) : server(s), descriptor(d) {}
+  Listener(FrameServer& s, Listening l) : server(s), descriptor(l.descriptor), unix_path(std::move(l.unix_path)) {}
   ~Listener() override { ::close(descriptor); }
   void on_ready(std::uint32_t) override { server.accept(*this); }
   FrameServer& server;
   const int descriptor;
-  std::string unix_path;
+  const std::string unix_path;
 };
-
-Result<std::pair<std::string, std::uint16_t>> parse_address(const std::string& text) {
-  const std::size_t colon = text.rfind(':');
-  if (colon == std::string::npos || colon == 0)
-    return fail(Code::invalid, "address \"", base::escape(text), "\" is not host:port");
-  std::string host = text.substr(0, colon);
-  if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
-  std::uint16_t port = 0;
-  const char* end = text.data() + text.size();
-  const auto [at, error] = std::from_chars(text.data() + colon + 1, end, port);
-  if (error != std::errc() || at != end || text.size() == colon + 1)
-    return fail(Code::invalid, "address \"", base::escape(text), "\": the port is not a number from 0 to 65535");
-  return std::pair{host, port};
-}
 
 FrameServer::FrameServer(EventLoop& loop, FrameHandler& handler, FrameServerLimits limits)
     : loop_(loop), handler_(handler), limits_(limits), buffer_(kReadSize, '\0') {
@@ -76,58 +58,23 @@ FrameServer::~FrameServer() {
   loop_.end_of_turn({});
 }
 
-Result<void> FrameServer::listen(std::unique_ptr<Listener> listener) {
-  if (::listen(listener->descriptor, 4096) != 0) return base::fail_errno(errno, "listen");
+Result<void> FrameServer::adopt(Listening listening) {
+  auto listener = std::make_unique<Listener>(*this, std::move(listening));
   TRY(loop_.add(listener->descriptor, EPOLLIN, *listener));
   listeners_.push_back(std::move(listener));
   return {};
 }
 
 Result<std::string> FrameServer::listen_tcp(const std::string& address) {
-  TRY_LET(parts, parse_address(address));
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
-  addrinfo* found = nullptr;
-  if (const int error = ::getaddrinfo(parts.first.c_str(), std::to_string(parts.second).c_str(), &hints, &found); error != 0)
-    return fail(Code::invalid, "cannot listen on ", address, ": ", ::gai_strerror(error));
-  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owned(found, ::freeaddrinfo);
-  const int descriptor = ::socket(found->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-  if (descriptor < 0) return base::fail_errno(errno, "cannot listen on " + address);
-  auto listener = std::make_unique<Listener>(*this, descriptor);
-  const int on = 1;
-  ::setsockopt(descriptor, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  if (::bind(descriptor, found->ai_addr, found->ai_addrlen) != 0) {
-    if (errno == EADDRINUSE) return fail(Code::conflict, "cannot listen on ", address, ": another process has that port");
-    return base::fail_errno(errno, "cannot listen on " + address);
-  }
-  sockaddr_storage bound{};
-  socklen_t size = sizeof bound;
-  ::getsockname(descriptor, reinterpret_cast<sockaddr*>(&bound), &size);
-  char host[NI_MAXHOST], port[NI_MAXSERV];
-  ::getnameinfo(reinterpret_cast<sockaddr*>(&bound), size, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV);
-  if (auto listening = listen(std::move(listener)); !listening)
-    return base::add_context("cannot listen on " + address, std::move(listening).error());
-  return (bound.ss_family == AF_INET6 ? "[" + std::string(host) + "]" : std::string(host)) + ":" + port;
+  TRY_LET(listening, net::listen_tcp(address));
+  std::string got = listening.address;
+  TRY(adopt(std::move(listening)));
+  return got;
 }
 
 Result<void> FrameServer::listen_unix(const std::string& path) {
-  sockaddr_un name{};
-  if (path.size() >= sizeof name.sun_path)
-    return fail(Code::invalid, "unix socket path of ", path.size(), " bytes, at most ", sizeof name.sun_path - 1, ": ", path);
-  name.sun_family = AF_UNIX;
-  std::memcpy(name.sun_path, path.data(), path.size());
-  const int descriptor = ::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-  if (descriptor < 0) return base::fail_errno(errno, "cannot listen on " + path);
-  auto listener = std::make_unique<Listener>(*this, descriptor);
-  listener->unix_path = path;
-  ::unlink(path.c_str());  // whoever calls this holds the data folder's lock, so nobody serves there
-  if (::bind(descriptor, reinterpret_cast<const sockaddr*>(&name), sizeof name) != 0)
-    return base::fail_errno(errno, "cannot listen on " + path);
-  ::chmod(path.c_str(), 0600);
-  if (auto listening = listen(std::move(listener)); !listening)
-    return base::add_context("cannot listen on " + path, std::move(listening).error());
-  return {};
+  TRY_LET(listening, net::listen_unix(path));
+  return adopt(std::move(listening));
 }
 
 void FrameServer::stop() {

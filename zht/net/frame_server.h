@@ -15,6 +15,7 @@
 
 #include "novoht/base/result.h"
 #include "zht/net/event_loop.h"
+#include "zht/net/listen.h"
 #include "zht/wire/frame.h"
 
 namespace zht::net {
@@ -58,7 +59,7 @@ class FrameServer {
   struct Connection;
   struct Listener;
 
-  base::Result<void> listen(std::unique_ptr<Listener> listener);
+  base::Result<void> adopt(Listening listening);
   void accept(Listener& listener);
   void adopt(int descriptor);
   void on_connection(Connection& connection, std::uint32_t events);
@@ -82,8 +83,5 @@ class FrameServer {
   bool in_round_ = false;
   std::string buffer_;  // shared by all connections: what arrives complete never leaves it
 };
-
-// "host:port" -> its parts. invalid: the message names the text. "[::1]:80" for IPv6.
-base::Result<std::pair<std::string, std::uint16_t>> parse_address(const std::string& text);
 
 }  // namespace zht::net

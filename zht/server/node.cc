@@ -8,7 +8,9 @@
 #include <thread>
 #include <vector>
 
+#include "zht/client.h"
 #include "zht/net/frame_server.h"
+#include "zht/resp/gateway.h"
 #include "zht/server/identity.h"
 #include "zht/server/instance_thread.h"
 #include "zht/server/service_keeper.h"
@@ -78,6 +80,7 @@ void raise_descriptor_limit() {
 
 void add_settings(support::Config& config, Settings& settings) {
   config.add("listen", settings.listen, "host:port of the manager; empty: unix sockets in the data folder alone", "ZHT_LISTEN");
+  config.add("resp", settings.resp, "host:port for Redis clients (RESP); empty: none", "ZHT_RESP");
   config.add("instances", settings.instances, 0, 1024, "threads that serve; 0: what the data folder has, one per core when new");
   config.add("partitions", settings.partitions, 0, 1u << 20, "slices of the ring, fixed for good; 0: what the data folder has, 1024 when new");
   config.add_choice("durability", settings.durability, {"none", "interval", "always"},
@@ -106,10 +109,15 @@ struct Node::Parts final : net::FrameHandler {
   std::optional<ServiceKeeper> services;
   std::pair<std::string, std::uint16_t> address;  // of settings.listen
   std::string tcp, unix_path;
+  std::unique_ptr<resp::Gateway> redis;
+  std::unique_ptr<Client> redis_client;  // ends before the gateway, whose completions it calls
+  std::string resp_address;
   bool stopping = false;
 
   void on_frame(net::ConnectionNumber from, const wire::Frame& frame, std::string& out) override;
   void status(net::ConnectionNumber to, std::uint64_t request);
+  Result<void> listen_for_redis();
+  void end_redis();
   void sync(net::ConnectionNumber to, std::uint64_t request);
   void keep_services();
   void stop();
@@ -154,6 +162,7 @@ void Node::Parts::status(net::ConnectionNumber to, std::uint64_t request) {
   message.set_data_folder(settings.data);
   message.set_manager_tcp(tcp);
   message.set_manager_unix(unix_path);
+  message.set_resp(resp_address);
   message.set_durability(settings.durability);
   message.set_uptime_ms(static_cast<std::uint64_t>(
       std::chrono::duration_cast<std::chrono::milliseconds>(clock.now() - started).count()));
@@ -295,9 +304,32 @@ Result<void> Node::Parts::listen() {
   return {};
 }
 
+// Redis clients know one address; the gateway's client knows which instance each key is with.
+Result<void> Node::Parts::listen_for_redis() {
+  TRY_LET(wanted, net::parse_address(settings.resp));
+  if (!is_loopback(wanted.first) && !settings.insecure)
+    return fail(Code::invalid, "listening on ", settings.resp, " would let anyone on the network in, unauthenticated; use a loopback address, or --insecure");
+  ClientOptions options;
+  options.cluster = "unix:" + table.instances.front().unix_socket;
+  TRY_LET(client, connect(std::move(options)));
+  redis_client = std::move(client);
+  redis = std::make_unique<resp::Gateway>(*redis_client);
+  TRY_LET(bound, redis->listen(settings.resp));
+  resp_address = bound;
+  redis->run();
+  return {};
+}
+
+void Node::Parts::end_redis() {
+  if (redis) redis->stop();
+  redis_client.reset();
+  redis.reset();
+}
+
 Node::Node() : parts_(std::make_unique<Parts>()) {}
 
 Node::~Node() {
+  parts_->end_redis();
   if (parts_->endpoint) parts_->endpoint->stop();
   parts_->pool.join();  // a sync under way holds on to its store
   for (auto& instance : parts_->instances) instance->stop();
@@ -329,12 +361,14 @@ Result<std::unique_ptr<Node>> Node::start(const Settings& settings, const Proced
   for (auto& instance : parts.instances) instance->run();
   // The manager's socket last: who reaches it finds everything else serving.
   TRY(parts.endpoint->listen_unix(parts.unix_path));
+  if (!settings.resp.empty()) TRY(parts.listen_for_redis());
   logger().info("serving", {{"data", settings.data},
                             {"instances", parts.identity.instance_count},
                             {"partitions", parts.identity.partition_count},
                             {"durability", settings.durability},
                             {"incarnation", parts.identity.member.incarnation},
-                            {"listen", parts.tcp.empty() ? std::string("unix") : parts.tcp}});
+                            {"listen", parts.tcp.empty() ? std::string("unix") : parts.tcp},
+                            {"resp", parts.resp_address.empty() ? std::string("off") : parts.resp_address}});
   return node;
 }
 
@@ -354,6 +388,7 @@ void Node::run(support::SignalWaiter& signals) {
   parts.loop.every(std::chrono::milliseconds(500), [&parts] { parts.keep_services(); });
   parts.loop.run();
   parts.loop.remove(signals.fd(), on_signal);
+  parts.end_redis();
   parts.endpoint->stop();
   parts.pool.join();
   for (auto& instance : parts.instances) instance->stop();

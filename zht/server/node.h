@@ -26,6 +26,7 @@ struct Settings {
   std::string data;                       // the data folder; absolute
   std::string listen;                     // host:port of the manager; empty: unix sockets alone. Instances take the ports
                                           // after it, or any free one where those are in use; port 0: any
+  std::string resp;                       // host:port for Redis clients; empty: none
   std::uint64_t instances = 0;            // 0: what the data folder has; new: one per core, 8 at most
   std::uint64_t partitions = 0;           // 0: what the data folder has; new: 1024
   std::string durability = "interval";    // none, interval, always

@@ -18,7 +18,7 @@ namespace zht::tool {
 namespace {
 
 struct Flags {
-  std::string config_file, listen, instances, partitions, durability, sync_interval, max_value_size;
+  std::string config_file, listen, resp, instances, partitions, durability, sync_interval, max_value_size;
   bool insecure = false, background = false, print_config = false;
 };
 
@@ -34,6 +34,7 @@ base::Result<int> serve(const support::Program& program, const Flags& flags, con
   };
   TRY(flag("listen", flags.listen));
   if (flags.instances == "0") return base::fail(base::Code::invalid, "--instances 0: a node has at least one instance");
+  TRY(flag("resp", flags.resp));
   TRY(flag("instances", flags.instances));
   TRY(flag("partitions", flags.partitions));
   TRY(flag("durability", flags.durability));
@@ -54,6 +55,7 @@ base::Result<int> serve(const support::Program& program, const Flags& flags, con
     TRY_LET(absolute_config, flags.config_file.empty() ? base::Result<std::string>(std::string()) : support::absolute_path(flags.config_file));
     pass("--config", absolute_config);
     pass("--listen", flags.listen);
+    pass("--resp", flags.resp);
     pass("--instances", flags.instances);
     pass("--partitions", flags.partitions);
     pass("--durability", flags.durability);
@@ -88,6 +90,7 @@ void add_serve(support::Program& program, const Procedures& procedures) {
   auto& app = verb.options();
   app.add_option("--config", flags->config_file, "TOML file; see --print-config for one");
   app.add_option("--listen", flags->listen, "host:port for TCP; without it unix sockets in the data folder alone");
+  app.add_option("--resp", flags->resp, "host:port for Redis clients");
   app.add_option("--instances", flags->instances, "threads that serve (new data folders only; default: one per core)");
   app.add_option("--partitions", flags->partitions, "slices of the ring (new data folders only; default: 1024)");
   app.add_option("--durability", flags->durability, "none, interval (default) or always");

@@ -1,0 +1,33 @@
+// The RESP listener: any Redis client reaches the store through it. One thread with an event loop; commands become
+// operations of a zht::Client, replies leave in the order of their commands whatever order the outcomes come in.
+//
+// Bounds: an argument of 64 MiB, 10,000 commands and 64 MiB of replies under way a connection; a client past them is not
+// read from until it has caught up.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "novoht/base/result.h"
+#include "zht/client.h"
+#include "zht/net/event_loop.h"
+
+namespace zht::resp {
+
+class Gateway {
+ public:
+  // `client` outlives it.
+  explicit Gateway(Client& client, std::size_t max_connections = 20'000);
+  ~Gateway();
+  // Before run(). Returns the address it got. Errors as net::FrameServer::listen_tcp.
+  base::Result<std::string> listen(const std::string& address);
+  void run();   // starts the thread
+  void stop();  // closes every connection, ends the thread
+
+ private:
+  class Parts;
+  std::unique_ptr<Parts> parts_;
+};
+
+}  // namespace zht::resp
