@@ -17,6 +17,7 @@
 #include "zht/client/local_node.h"
 #include "zht/support/paths.h"
 #include "zht/support/process.h"
+#include "zht/wire/zht.pb.h"
 
 namespace zht {
 namespace {
@@ -288,6 +289,34 @@ TEST_F(ClientTest, ADataFolderWithALongNameWorks) {
   const auto c = client();
   ASSERT_TRUE(c->insert("k", "v"));
   EXPECT_EQ(c->lookup("k")->value, "v");
+}
+
+TEST_F(ClientTest, AClusterIsReachedOverTcpAndAgainAfterItsRestart) {
+  const std::vector<std::string> arguments{"--listen", "127.0.0.1:0", "--instances", "2"};
+  ASSERT_TRUE(client::start_node(data_, arguments));
+  const auto status = client::fetch_status(*client::manager_of(data_), 20s);
+  ASSERT_TRUE(status);
+  ClientOptions with = options();
+  with.cluster = status->manager_tcp();
+  const auto c = client(with);
+  for (int i = 0; i < 50; i++) ASSERT_TRUE(c->append("k" + std::to_string(i), "1"));
+  std::atomic<bool> stop{false};
+  std::atomic<int> failures{0};
+  std::thread load([&] {
+    for (int i = 0; !stop; i++)
+      if (!c->insert("load" + std::to_string(i % 100), std::to_string(i))) failures++;
+  });
+  kill_node();
+  // The manager comes back where it was; the instances may be elsewhere.
+  const auto again = client::start_node(data_, {"--listen", with.cluster});
+  ASSERT_TRUE(again) << again.error().message;
+  std::vector<Operation> operations;
+  for (int i = 0; i < 50; i++) operations.push_back(Operation::append("k" + std::to_string(i), "2"));
+  for (const Outcome& outcome : c->call_all(std::move(operations))) EXPECT_TRUE(outcome.ok()) << outcome.message;
+  for (int i = 0; i < 50; i++) EXPECT_EQ(c->lookup("k" + std::to_string(i))->value, "12");
+  stop = true;
+  load.join();
+  EXPECT_EQ(failures, 0);
 }
 
 TEST_F(ClientTest, OutstandingRequestsAreAnsweredWhenTheClientEnds) {

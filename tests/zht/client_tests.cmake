@@ -10,7 +10,7 @@ add_unit_test(zht_client_unit_test
 # Runs the `zht` program as its node.
 add_unit_test(zht_client_server_test
   SOURCES client_server_test.cc
-  USES zht_client TIMEOUT 300)
+  USES zht_client zht_proto TIMEOUT 300)
 add_dependencies(zht_client_server_test zht_program)
 add_unit_test(zht_cli_test
   SOURCES cli_test.cc

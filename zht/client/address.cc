@@ -18,8 +18,6 @@ using base::Code;
 using base::fail;
 using base::Result;
 
-bool Address::is_loopback() const { return host == "localhost" || host == "::1" || host.starts_with("127."); }
-
 std::string Address::text() const {
   if (is_unix()) return "unix:" + path;
   return (host.find(':') == std::string::npos ? host : "[" + host + "]") + ":" + std::to_string(port);

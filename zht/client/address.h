@@ -16,7 +16,6 @@ struct Address {
   std::string host;
   std::uint16_t port = 0;
   bool is_unix() const { return !path.empty(); }
-  bool is_loopback() const;  // 127.x.x.x, ::1 or localhost
   std::string text() const;  // "host:port" or "unix:/path"
   bool operator==(const Address&) const = default;
 };

@@ -25,8 +25,8 @@ Result<std::shared_ptr<const Table>> parse_table(base::Bytes message, bool same_
       TRY_LET(address, parse_address(instance.tcp()));
       tcp = std::move(address);
     }
-    // A path of another machine may exist here too and lead to a stranger.
-    if (!instance.unix_socket().empty() && (same_machine || tcp.is_loopback()))
+    // A path of another machine may exist here too and lead to a stranger; a loopback address may be a tunnel's end.
+    if (!instance.unix_socket().empty() && same_machine)
       one.addresses.push_back({instance.unix_socket(), {}, 0});
     if (tcp.port != 0) one.addresses.push_back(std::move(tcp));
     if (one.addresses.empty())
