@@ -1,6 +1,7 @@
 // The bytes of frames: golden ones, whole circles, and refusals of what is not a frame.
 #include <gtest/gtest.h>
 
+#include "novoht/base/random.h"
 #include "zht/wire/frame.h"
 
 namespace zht::wire {
@@ -109,6 +110,54 @@ TEST(WireTest, AnUnknownFieldIsRefusedOnlyWhenItMustBeUnderstood) {
     writer.str("future");
     end_reply(out, start, extra);
     EXPECT_EQ(decode_outcome(**next_frame(out, kMaxFrameSize)).has_value(), tag == 0x0070);
+  }
+}
+
+std::string nested_outcomes(int depth) {
+  Outcome outcome;
+  for (int i = 0; i < depth; i++) {
+    Outcome outer;
+    outer.outcomes.push_back(std::move(outcome));
+    outcome = std::move(outer);
+  }
+  std::string out;
+  encode_reply(out, OpKind::batch, outcome, 1, 1, 0);
+  return out;
+}
+
+TEST(WireTest, OutcomesWithinOutcomesHaveABottom) {
+  EXPECT_TRUE(decode_outcome(**next_frame(nested_outcomes(2), kMaxFrameSize)));
+  EXPECT_EQ(decode_outcome(**next_frame(nested_outcomes(500), kMaxFrameSize)).code(), Code::corrupt);
+  std::string out;
+  const std::size_t start = begin_reply(out, {});
+  end_reply(out, start, std::string("\x22\x80\x01\0\0\0\x07", 7));  // outcomes: one byte where four belong
+  EXPECT_EQ(decode_outcome(**next_frame(out, kMaxFrameSize)).code(), Code::corrupt);
+}
+
+// Bytes changed at random decode to something or to an error, never to a read past the end (run it under ASan too).
+TEST(WireTest, GarbledFramesAreDecodedOrRefused) {
+  Outcome batch;
+  batch.outcomes.resize(2);
+  batch.fragments = {1, 2, 3};
+  batch.value = "abcdef";
+  batch.entries = {{"key", 1, 2}};
+  std::vector<std::string> frames(2);
+  encode_reply(frames[0], OpKind::batch, batch, 1, 2, 3);
+  encode_request(frames[1], Operation::batch({Operation::cswap("{t}a", Condition::equals("x"), "y"), Operation::update("{t}b", "add", "1")}), {.request = 1});
+  base::Random random(7);
+  for (int round = 0; round < 200'000; round++) {
+    std::string frame = frames[random.below(2)];
+    // The lengths in the header stay true, so that what lies behind them is reached.
+    for (std::uint64_t i = 0; i <= random.below(4); i++)
+      frame[kHeaderSize + random.below(frame.size() - kHeaderSize)] = static_cast<char>(random.next());
+    const auto read = next_frame(frame, kMaxFrameSize);
+    if (!read || !*read) continue;
+    (void)decode_outcome(**read);
+    const auto operation = decode_operation(**read);
+    if (!operation) continue;
+    Bytes rest = operation->operations;
+    for (std::uint32_t i = 0; i < operation->operation_count && !rest.empty(); i++)
+      if (!next_operation(rest)) break;
   }
 }
 

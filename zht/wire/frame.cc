@@ -171,7 +171,11 @@ Result<OpKind> decode_kind(std::uint8_t kind) {
   return static_cast<OpKind>(kind);
 }
 
-Result<void> decode_outcome_extra(Outcome& outcome, Bytes extra) {
+Result<Outcome> decode_outcome_at(Bytes& in, int depth);
+
+// `depth`: outcomes within outcomes. A batch holds no batch, so more than one level comes from no server, and without a
+// bound a hostile reply would recurse until the stack ends.
+Result<void> decode_outcome_extra(Outcome& outcome, Bytes extra, int depth) {
   base::Reader reader(extra);
   while (reader.left() > 0) {
     const std::uint16_t tag = reader.u16();
@@ -189,10 +193,10 @@ Result<void> decode_outcome_extra(Outcome& outcome, Bytes extra) {
         break;
       case tag_outcomes: {
         const std::uint32_t count = field.u32();
-        if (count > kMaxBatchSize) return fail(Code::corrupt, "reply: ", count, " outcomes");
+        if (!field.ok() || count > kMaxBatchSize || depth > 1) return fail(Code::corrupt, "reply: ", count, " outcomes, ", depth, " deep");
         body.remove_prefix(4);
         for (std::uint32_t i = 0; i < count; i++) {
-          TRY_LET(one, decode_outcome(body));
+          TRY_LET(one, decode_outcome_at(body, depth + 1));
           outcome.outcomes.push_back(std::move(one));
         }
         continue;
@@ -217,6 +221,25 @@ Result<void> decode_outcome_extra(Outcome& outcome, Bytes extra) {
     if (!field.ok()) return fail(Code::corrupt, "reply: field ", tag & ~kMust, " is cut short");
   }
   return {};
+}
+
+Result<Outcome> decode_outcome_at(Bytes& in, int depth) {
+  base::Reader reader(in);
+  Outcome outcome;
+  const std::uint8_t code = reader.u8();
+  outcome.present = reader.u8() != 0;
+  outcome.version = reader.u64();
+  outcome.size = reader.u64();
+  outcome.offset = reader.u64();
+  outcome.message = std::string(reader.str());
+  outcome.value = std::string(reader.str());
+  const Bytes extra = reader.str();
+  if (!reader.ok() || code > static_cast<std::uint8_t>(Code::unsupported)) return fail(Code::corrupt, "outcome: cut short");
+  outcome.code = static_cast<Code>(code);
+  outcome.fragment_count = outcome.present ? 1 : 0;
+  TRY(decode_outcome_extra(outcome, extra, depth));
+  in.remove_prefix(in.size() - reader.left());
+  return outcome;
 }
 
 }  // namespace
@@ -380,7 +403,7 @@ Result<Outcome> decode_outcome(const Frame& frame) {
   outcome.size = frame.second;
   outcome.offset = frame.third;
   outcome.fragment_count = outcome.present ? 1 : 0;
-  if (!frame.extra.empty()) TRY(decode_outcome_extra(outcome, frame.extra));
+  if (!frame.extra.empty()) TRY(decode_outcome_extra(outcome, frame.extra, 0));
   return outcome;
 }
 
@@ -398,24 +421,7 @@ void encode_outcome(std::string& out, const Outcome& outcome) {
   writer.str(extra);
 }
 
-Result<Outcome> decode_outcome(Bytes& in) {
-  base::Reader reader(in);
-  Outcome outcome;
-  const std::uint8_t code = reader.u8();
-  outcome.present = reader.u8() != 0;
-  outcome.version = reader.u64();
-  outcome.size = reader.u64();
-  outcome.offset = reader.u64();
-  outcome.message = std::string(reader.str());
-  outcome.value = std::string(reader.str());
-  const Bytes extra = reader.str();
-  if (!reader.ok() || code > static_cast<std::uint8_t>(Code::unsupported)) return fail(Code::corrupt, "outcome: cut short");
-  outcome.code = static_cast<Code>(code);
-  outcome.fragment_count = outcome.present ? 1 : 0;
-  TRY(decode_outcome_extra(outcome, extra));
-  in.remove_prefix(in.size() - reader.left());
-  return outcome;
-}
+Result<Outcome> decode_outcome(Bytes& in) { return decode_outcome_at(in, 0); }
 
 void encode_control(std::string& out, FrameType type, ControlKind kind, std::uint64_t request, Code status, Bytes message,
                     Bytes body) {
