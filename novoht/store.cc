@@ -241,6 +241,7 @@ class StoreImpl final : public Store {
   Position needed_from() const;
   bool log_is_long() const;
   Result<bool> step();
+  bool evacuate_some();
   Result<void> begin_checkpoint(TableId table);
   Result<void> continue_checkpoint(std::size_t bytes);
   Result<void> start_sync(bool with_checkpoint);
@@ -264,6 +265,9 @@ class StoreImpl final : public Store {
   std::unique_ptr<core::CheckpointWriter> checkpoint_;  // being written
   TableId checkpoint_table_{};
   core::CheckpointEnd checkpoint_end_;
+  // Tables from whom the arena's old chunks have still to be cleared; the last one from `evacuation_cursor_` on.
+  std::vector<TableId> evacuating_;
+  std::uint64_t evacuation_cursor_ = 0;
   std::vector<Doomed> doomed_;  // dropped tables whose checkpoint may still be there
   std::vector<Change> with_removes_;
   mutable std::array<Deferred, kAhead> deferred_;  // those from begin to end, modulo
@@ -574,9 +578,32 @@ Result<bool> StoreImpl::remove_doomed() {
   return !doomed_.empty();
 }
 
+// Moves some entries when the arena wastes too much. Returns whether there is more to do.
+bool StoreImpl::evacuate_some() {
+  if (!arena_.evacuating()) {
+    if (!arena_.wants_evacuation()) return false;
+    arena_.begin_evacuation();
+    tables_.each([&](TableId id, const TableState&) { evacuating_.push_back(id); });
+    evacuation_cursor_ = 0;
+  }
+  constexpr std::size_t kEntries = 1000;  // looked at in a step
+  while (!evacuating_.empty()) {
+    if (TableState* const state = tables_.find(evacuating_.back())) {
+      evacuation_cursor_ = state->table.evacuate(evacuation_cursor_, kEntries);
+      if (evacuation_cursor_ != 0) return true;
+    }
+    evacuating_.pop_back();
+    evacuation_cursor_ = 0;
+    if (!evacuating_.empty()) return true;
+  }
+  arena_.end_evacuation();
+  return false;
+}
+
 // One piece of work, the most urgent. Returns whether there is more that need not wait.
 Result<bool> StoreImpl::step() {
   TRY(log_.prepare());
+  if (evacuate_some()) return true;
   if (background_.running()) {
     auto outcome = background_.poll();
     if (!outcome) return false;

@@ -55,7 +55,7 @@ struct Change {
   static Change remove(Bytes key) { return {Kind::remove, key, {}, base::kNever}; }
 };
 
-// A value as it lies in the store. Valid until the next call that changes the store.
+// A value as it lies in the store. Valid until the next call that changes the store, maintain() included.
 class ValueView {
  public:
   std::uint64_t size() const { return size_; }                      // bytes in all

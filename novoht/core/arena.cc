@@ -24,19 +24,26 @@ std::size_t list_of(std::size_t& size) {
 }  // namespace
 
 Arena::~Arena() {
-  for (const Chunk& chunk : chunks_) ::munmap(chunk.begin, chunk.size);
+  unmap(block_chunks_);
+  unmap(page_chunks_);
+  unmap(old_);
+}
+
+void Arena::unmap(std::vector<Chunk>& chunks) {
+  for (const Chunk& chunk : chunks) ::munmap(chunk.begin, chunk.size);
+  chunks.clear();
 }
 
 // The first chunks are small, as most stores are. The others are mapped a huge page longer than needed and cut to one's
 // boundaries.
-Arena::Rest Arena::make_chunk() {
+Arena::Rest Arena::make_chunk(std::vector<Chunk>& among) {
   const auto map = [](std::size_t size) {
     void* const mapped = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mapped == MAP_FAILED) throw std::bad_alloc();
     return static_cast<char*>(mapped);
   };
   Chunk chunk{nullptr, kSmallChunk};
-  if (chunks_.size() < kSmallChunks) {
+  if (among.size() < kSmallChunks) {
     chunk.begin = map(kSmallChunk);
   } else {
     char* const wide = map(2 * kChunk);
@@ -47,7 +54,7 @@ Arena::Rest Arena::make_chunk() {
     chunk = {wide + before, kChunk};
     (void)::madvise(chunk.begin, kChunk, MADV_HUGEPAGE);  // only faster
   }
-  chunks_.push_back(chunk);
+  among.push_back(chunk);
   reserved_ += chunk.size;
   return {chunk.begin, chunk.begin + chunk.size};
 }
@@ -62,7 +69,8 @@ char* Arena::carve(std::size_t size) {
       free_[piece / 8] = block;
       blocks_.next += piece;
     }
-    blocks_ = make_chunk();
+    blocks_ = make_chunk(block_chunks_);
+    blocks_reserved_ += blocks_.left();
   }
   char* const block = blocks_.next;
   blocks_.next += size;
@@ -70,19 +78,19 @@ char* Arena::carve(std::size_t size) {
 }
 
 char* Arena::allocate_page() {
-  used_ += kPage;
+  other_used_ += kPage;
   if (FreeBlock* const page = free_pages_) {
     free_pages_ = page->next;
     return reinterpret_cast<char*>(page);
   }
-  if (pages_.left() < kPage) pages_ = make_chunk();
+  if (pages_.left() < kPage) pages_ = make_chunk(page_chunks_);
   char* const page = pages_.next;
   pages_.next += kPage;
   return page;
 }
 
 void Arena::release_page(char* page) {
-  used_ -= kPage;
+  other_used_ -= kPage;
   auto* const free_page = reinterpret_cast<FreeBlock*>(page);
   free_page->next = free_pages_;
   free_pages_ = free_page;
@@ -91,16 +99,16 @@ void Arena::release_page(char* page) {
 char* Arena::allocate_slowly(std::size_t size) {
   if (size <= kExact) {
     size = (size + 7) / 8 * 8;
-    used_ += size;
+    blocks_used_ += size;
     return carve(size);
   }
   if (size > kLargest) {
-    used_ += size;
+    other_used_ += size;
     reserved_ += size;
     return static_cast<char*>(::operator new(size));
   }
   const std::size_t list = kExactLists + list_of(size);
-  used_ += size;
+  blocks_used_ += size;
   if (FreeBlock* const block = free_[list]) {
     free_[list] = block->next;
     return reinterpret_cast<char*>(block);
@@ -110,16 +118,39 @@ char* Arena::allocate_slowly(std::size_t size) {
 
 void Arena::release_slowly(char* block, std::size_t size) {
   if (size > kLargest) {
-    used_ -= size;
+    other_used_ -= size;
     reserved_ -= size;
     ::operator delete(block);
     return;
   }
-  const std::size_t list = kExactLists + list_of(size);
-  used_ -= size;
+  std::size_t list = (size + 7) / 8;
+  if (size > kExact) list = kExactLists + list_of(size);
+  else size = list * 8;
+  blocks_used_ -= size;
+  if (is_old(block)) return;
   auto* const free_block = reinterpret_cast<FreeBlock*>(block);
   free_block->next = free_[list];
   free_[list] = free_block;
+}
+
+void Arena::begin_evacuation() {
+  old_.swap(block_chunks_);
+  std::sort(old_.begin(), old_.end(), [](const Chunk& a, const Chunk& b) { return a.begin < b.begin; });
+  free_.fill(nullptr);
+  blocks_ = {};
+}
+
+bool Arena::is_old(const char* block) const {
+  auto after = std::upper_bound(old_.begin(), old_.end(), block, [](const char* at, const Chunk& chunk) { return at < chunk.begin; });
+  return after != old_.begin() && block < (after - 1)->begin + (after - 1)->size;
+}
+
+void Arena::end_evacuation() {
+  for (const Chunk& chunk : old_) {
+    reserved_ -= chunk.size;
+    blocks_reserved_ -= chunk.size;
+  }
+  unmap(old_);
 }
 
 }  // namespace novoht::core

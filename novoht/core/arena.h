@@ -2,6 +2,10 @@
 // carved from chunks and recycled by size; and pages for the index. One arena serves all tables of a store, so a small
 // table costs nothing here. Blocks over kLargest are the system allocator's. All chunks but the first few are huge pages
 // where the system has them: a lookup at random is then spared most of its address translation, a third of its time.
+//
+// Recycling by size alone would waste without bound when sizes change. So when more than the blocks in use, and kWasteMin,
+// lies idle, the arena can be evacuated: all its chunks become old, whoever holds blocks in them moves each to a new
+// one a few at a time, and then the old chunks go back to the system.
 #pragma once
 
 #include <array>
@@ -25,7 +29,7 @@ class Arena {
       const std::size_t number = (size + 7) / 8;
       if (FreeBlock* const block = free_[number]) {
         free_[number] = block->next;
-        used_ += number * 8;
+        blocks_used_ += number * 8;
         return reinterpret_cast<char*>(block);
       }
     }
@@ -33,12 +37,12 @@ class Arena {
   }
   // `size` is the one it was allocated with.
   void release(char* block, std::size_t size) {
-    if (size <= kExact) [[likely]] {
+    if (size <= kExact && old_.empty()) [[likely]] {
       const std::size_t number = (size + 7) / 8;
       auto* const free_block = reinterpret_cast<FreeBlock*>(block);
       free_block->next = free_[number];
       free_[number] = free_block;
-      used_ -= number * 8;
+      blocks_used_ -= number * 8;
       return;
     }
     release_slowly(block, size);
@@ -48,11 +52,18 @@ class Arena {
   char* allocate_page();
   void release_page(char* page);
 
-  std::uint64_t used() const { return used_; }          // in blocks handed out
-  std::uint64_t reserved() const { return reserved_; }  // taken from the system
+  std::uint64_t used() const { return blocks_used_ + other_used_; }  // in blocks and pages handed out
+  std::uint64_t reserved() const { return reserved_; }               // taken from the system
+
+  bool wants_evacuation() const { return old_.empty() && blocks_reserved_ > 2 * blocks_used_ + kWasteMin; }
+  void begin_evacuation();
+  bool evacuating() const { return !old_.empty(); }
+  bool is_old(const char* block) const;  // lies in a chunk that is to go
+  void end_evacuation();                 // no block in old chunks is in use
 
   static constexpr std::size_t kPage = 176 * 64;     // 186 of them fill a chunk of 2 MiB but for a thousandth
   static constexpr std::size_t kExact = 1024;        // up to here one list for every multiple of 8
+  static constexpr std::size_t kWasteMin = 64 << 20;  // what may lie idle in any case
   static constexpr std::size_t kLargest = 32 << 10;  // up to here lists for eighths of powers of two
 
  private:
@@ -65,23 +76,27 @@ class Arena {
   char* allocate_slowly(std::size_t size);
   void release_slowly(char* block, std::size_t size);
   char* carve(std::size_t size);
+  struct Chunk {
+    char* begin;
+    std::size_t size;
+  };
   // What is left of a chunk that is being used up.
   struct Rest {
     char* next = nullptr;
     char* end = nullptr;
     std::size_t left() const { return static_cast<std::size_t>(end - next); }
   };
-  Rest make_chunk();
+  Rest make_chunk(std::vector<Chunk>& among);
 
   std::array<FreeBlock*, kLists> free_{};
   FreeBlock* free_pages_ = nullptr;
   Rest blocks_, pages_;
-  struct Chunk {
-    char* begin;
-    std::size_t size;
-  };
-  std::vector<Chunk> chunks_;
-  std::uint64_t used_ = 0, reserved_ = 0;
+  static void unmap(std::vector<Chunk>& chunks);
+  std::vector<Chunk> block_chunks_, page_chunks_;
+  std::vector<Chunk> old_;  // sorted
+  std::uint64_t blocks_used_ = 0, blocks_reserved_ = 0;
+  std::uint64_t other_used_ = 0;  // pages and large blocks
+  std::uint64_t reserved_ = 0;    // all
 };
 
 }  // namespace novoht::core

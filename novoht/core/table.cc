@@ -518,6 +518,30 @@ std::uint64_t Table::collect(std::uint64_t cursor, std::size_t limit, std::vecto
   return 0;
 }
 
+std::uint64_t Table::evacuate(std::uint64_t cursor, std::size_t limit) {
+  if (leaves_.empty()) return 0;
+  std::size_t seen = 0;
+  for (std::uint64_t prefix = cursor; prefix >> 32 == 0;) {
+    const Leaf& leaf = *leaves_[depth_ == 0 ? 0 : prefix >> (32 - depth_)];
+    for (std::size_t b = 0; b < leaf.bucket_count; b++) {
+      for (std::size_t s = 0; s < kSlots; s++) {
+        if (leaf.buckets[b].tags[s] == 0) continue;
+        Entry* const old = entry_of(leaf.buckets[b].slots[s]);
+        if (!arena_.is_old(reinterpret_cast<const char*>(old))) continue;
+        const std::size_t size = old->block_size();
+        auto* const moved = reinterpret_cast<Entry*>(arena_.allocate(size));
+        std::memcpy(static_cast<void*>(moved), old, size);
+        replace({&leaf.buckets[b], s}, moved);
+        arena_.release(reinterpret_cast<char*>(old), size);
+      }
+    }
+    seen += leaf.entry_count;
+    prefix = (prefix >> (32 - leaf.depth) << (32 - leaf.depth)) + (std::uint64_t{1} << (32 - leaf.depth));
+    if (seen >= limit && prefix >> 32 == 0) return prefix;
+  }
+  return 0;
+}
+
 std::vector<std::string> Table::expired(std::uint64_t now_ms, std::size_t limit) const {
   std::vector<std::string> keys;
   if (expiries_ == nullptr) return keys;

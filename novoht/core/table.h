@@ -114,6 +114,9 @@ class Table {
     for (const Found& one : found) visit(*one.entry);
     return next;
   }
+  // Moves entries out of the arena's old chunks, leaf by leaf: from `cursor` (0: the first) on until about `limit` were
+  // looked at; returns the next cursor, 0 at the end. All are out when a walk has ended.
+  std::uint64_t evacuate(std::uint64_t cursor, std::size_t limit);
   // Keys whose expiry is at or before `now_ms`, soonest first.
   std::vector<std::string> expired(std::uint64_t now_ms, std::size_t limit) const;
 

@@ -334,6 +334,35 @@ TEST_F(StoreTest, TheLogStaysWithinItsBoundWhileKeysAreOverwritten) {
   EXPECT_LT(disk.used(), std::uint64_t{10} << 20);
 }
 
+TEST_F(StoreTest, MemoryThatLiesIdleGoesBackWhileTheStoreIsUsed) {
+  // Values of one size, then of another, then hardly any: recycling by size alone would keep all three.
+  const auto fill = [&](std::size_t size, int keys) {
+    for (int i = 0; i < keys; i++) {
+      put("key" + std::to_string(i), std::string(size, static_cast<char>('a' + i % 26)));
+      if (i % 64 == 0) {
+        ASSERT_TRUE(store->maintain({}));
+      }
+    }
+  };
+  options.log_slack = 1000;
+  reopen();
+  fill(300, 200'000);
+  fill(400, 200'000);
+  EXPECT_LT(store->statistics().memory_bytes, std::uint64_t{250} << 20);
+  for (int i = 2000; i < 200'000; i++) {
+    remove("key" + std::to_string(i));
+    if (i % 64 == 0) {
+      ASSERT_TRUE(store->maintain({}));
+    }
+  }
+  while (*store->maintain({})) {
+  }
+  EXPECT_LT(store->statistics().memory_bytes, std::uint64_t{85} << 20);
+  for (int i = 0; i < 2000; i++) ASSERT_EQ(get("key" + std::to_string(i)), std::string(400, static_cast<char>('a' + i % 26)));
+  fill(200, 5000);
+  for (int i = 0; i < 5000; i++) ASSERT_EQ(get("key" + std::to_string(i)), std::string(200, static_cast<char>('a' + i % 26)));
+}
+
 TEST_F(StoreTest, AnEmptyTableCostsLittleMemory) {
   const auto before = store->statistics().memory_bytes;
   for (std::uint32_t i = 0; i < 1000; i++) apply({Change::insert("k", "v")}, TableId{i});
