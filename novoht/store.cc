@@ -241,6 +241,7 @@ class StoreImpl final : public Store {
   Position needed_from() const;
   bool log_is_long() const;
   Result<bool> step();
+  Result<bool> compact_some();
   bool evacuate_some();
   Result<void> begin_checkpoint(TableId table);
   Result<void> continue_checkpoint(std::size_t bytes);
@@ -268,6 +269,7 @@ class StoreImpl final : public Store {
   // Tables from whom the arena's old chunks have still to be cleared; the last one from `evacuation_cursor_` on.
   std::vector<TableId> evacuating_;
   std::uint64_t evacuation_cursor_ = 0;
+  bool starved_ = false;        // there was no room for another segment
   std::vector<Doomed> doomed_;  // dropped tables whose checkpoint may still be there
   std::vector<Change> with_removes_;
   mutable std::array<Deferred, kAhead> deferred_;  // those from begin to end, modulo
@@ -496,6 +498,7 @@ Position StoreImpl::needed_from() const {
 }
 
 bool StoreImpl::log_is_long() const {
+  if (starved_ && log_.segment_count() >= 2) return true;
   const double log = static_cast<double>(log_.position() - log_.begin());
   return log_.segment_count() >= 4 && log > static_cast<double>(options_.log_floor) &&
          log > options_.log_slack * static_cast<double>(live_bytes(tables_));
@@ -602,7 +605,15 @@ bool StoreImpl::evacuate_some() {
 
 // One piece of work, the most urgent. Returns whether there is more that need not wait.
 Result<bool> StoreImpl::step() {
-  TRY(log_.prepare());
+  // Without room for another segment the rest is all the more urgent: it is what makes room.
+  auto prepared = log_.prepare();
+  starved_ = !prepared && prepared.code() == Code::no_space;
+  TRY_LET(more, compact_some());
+  if (!more) TRY(prepared);
+  return more;
+}
+
+Result<bool> StoreImpl::compact_some() {
   if (evacuate_some()) return true;
   if (background_.running()) {
     auto outcome = background_.poll();

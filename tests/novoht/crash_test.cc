@@ -196,6 +196,27 @@ TEST(CrashTest, AFullDiskRefusesChangesAndTheStoreGoesOnWhenThereIsRoomAgain) {
   }
 }
 
+// As far as there is room for a checkpoint beside the old one: less than for another segment is enough.
+TEST(CrashTest, OnAFullDiskHousekeepingMakesRoomByItself) {
+  Trial trial(8);
+  trial.options.segment_size = 16 << 10;
+  trial.options.log_slack = 1000;  // nothing but the full disk asks for checkpoints
+  trial.options.maintain_slice = 10'000;
+  ASSERT_TRUE(trial.open());
+  trial.disk.set_capacity(147'456 + 7200 + 7200);
+  int applied = 0;
+  for (int i = 0; i < 5000; i++) {
+    const std::string key = "key" + std::to_string(i % 12), value(500, static_cast<char>('a' + i % 26));
+    const auto version = trial.store->apply(TableId{0}, std::array{Change::insert(key, value)});
+    ASSERT_TRUE(version || version.code() == Code::no_space) << version.error().message;
+    if (version) applied++;
+    ASSERT_TRUE(trial.store->flush());
+    (void)trial.store->maintain({}).has_value();
+  }
+  EXPECT_GT(applied, 4000);
+  EXPECT_GT(trial.store->statistics().checkpoints, 10u);
+}
+
 TEST(CrashTest, AFailedWriteOrSyncLeavesAStoreThatOnlyReads) {
   for (const bool sync : {false, true}) {
     Trial trial(5);
