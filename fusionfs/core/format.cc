@@ -59,6 +59,7 @@ std::string debt_key(HomeId home, std::uint64_t id) { return key_with_number(hom
 std::string paid_key(InodeId inode, std::uint64_t id) { return key_with_numbers(inode, 'k', id); }
 std::string transfer_key(HomeId home, std::uint64_t id) { return key_with_number(home, 'm', id); }
 std::string pending_key(InodeId inode, std::uint64_t id) { return key_with_numbers(inode, 'p', id); }
+std::string lease_key(HomeId home) { return key_with(home, 'w'); }
 std::string session_key(std::uint64_t session) {
   std::string key = "{s:";
   put_hex(key, session);
@@ -225,6 +226,25 @@ std::optional<Dying> decode_dying(Bytes bytes) {
   dying.name = from.str();
   if (!from.done()) return std::nullopt;
   return dying;
+}
+
+std::string encode(const Lease& lease) {
+  std::string out;
+  base::Writer to(out);
+  to.u64(lease.session);
+  to.u64(static_cast<std::uint64_t>(lease.until));
+  to.u64(static_cast<std::uint64_t>(lease.contended_until));
+  return out;
+}
+
+std::optional<Lease> decode_lease(Bytes bytes) {
+  base::Reader from(bytes);
+  Lease lease;
+  lease.session = from.u64();
+  lease.until = static_cast<Nanos>(from.u64());
+  lease.contended_until = static_cast<Nanos>(from.u64());
+  if (!from.done()) return std::nullopt;
+  return lease;
 }
 
 std::string encode(const Attributes& attributes) {

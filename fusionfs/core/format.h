@@ -58,6 +58,7 @@ std::string debt_key(HomeId home, std::uint64_t id);  // tag u/<hex>            
 std::string paid_key(InodeId inode, std::uint64_t id);     // tag k/<counter>/<hex>  a debt already taken off here (ttl)
 std::string transfer_key(HomeId home, std::uint64_t id);   // tag m/<hex>          outcome of a move into this home
 std::string pending_key(InodeId inode, std::uint64_t id);  // tag p/<counter>/<hex>  a link promised to another home
+std::string lease_key(HomeId home);                        // tag w   Lease: who alone changes names here (ttl)
 
 // Keys of the whole file system.
 inline constexpr const char* kNextHomeKey = "{fusionfs}next_home";  // decimal; the general procedure `add`
@@ -148,6 +149,17 @@ struct Dying {
 };
 std::string encode(const Dying& dying);
 std::optional<Dying> decode_dying(Bytes bytes);
+
+// While it lasts, only its session's mount changes the names of a home: so that mount knows which names there are
+// without asking. Others wait for its end; for a minute after one had to, none is given.
+struct Lease {
+  std::uint64_t session = 0;
+  Nanos until = 0, contended_until = 0;  // by the store's clock
+};
+inline constexpr Nanos kLeaseLife = 1'000'000'000;
+inline constexpr Nanos kContended = 60'000'000'000;
+std::string encode(const Lease& lease);
+std::optional<Lease> decode_lease(Bytes bytes);
 
 // Extended attributes of one inode, sorted by name.
 using Attributes = std::vector<std::pair<std::string, std::string>>;

@@ -48,17 +48,29 @@ Metadata::Metadata(zht::Client& client, const base::Clock& clock, MetadataOption
 Nanos Metadata::now() const { return clock_.wall().time_since_epoch().count(); }
 
 Task<Reply> Metadata::ask(HomeId home, const char* procedure, std::string arguments) {
-  Call call(client_, Operation::update(tag_of(home), procedure, std::move(arguments)));
-  const Outcome outcome = co_await call;
-  if (!outcome.ok()) {
-    if (options_.trouble) options_.trouble(std::string(procedure) + " in " + tag_of(home) + ": " + outcome.message);
-    co_return refuse(errno_of(outcome));
+  for (int round = 0;; ++round) {
+    Call call(client_, Operation::update(tag_of(home), procedure, arguments));
+    const Outcome outcome = co_await call;
+    if (!outcome.ok()) {
+      if (options_.trouble) options_.trouble(std::string(procedure) + " in " + tag_of(home) + ": " + outcome.message);
+      co_return refuse(errno_of(outcome));
+    }
+    auto reply = unpack<Reply>(outcome.value);
+    if (!reply && options_.trouble)
+      options_.trouble(std::string(procedure) + " in " + tag_of(home) + ": the answer cannot be read");
+    if (!reply) co_return refuse(EIO);
+    if (reply->error != EUSERS || round == kMaxRounds) co_return std::move(*reply);
+    co_await pause(home, reply->wait);
   }
-  auto reply = unpack<Reply>(outcome.value);
-  if (!reply && options_.trouble)
-    options_.trouble(std::string(procedure) + " in " + tag_of(home) + ": the answer cannot be read");
-  if (!reply) co_return refuse(EIO);
-  co_return std::move(*reply);
+}
+
+// Lets a directory's lease run out.
+Task<int> Metadata::pause(HomeId home, Nanos time) {
+  const auto millis = std::chrono::ceil<zht::Millis>(std::chrono::nanoseconds(time));
+  Call call(client_, Operation::callback(lease_key(home), Condition::absent(), zht::Range::nothing()),
+            std::clamp(millis, zht::Millis(1), zht::Millis(2000)));
+  co_await call;
+  co_return 0;
 }
 
 void Metadata::forget(HomeId home, const char* procedure, std::string arguments) {
@@ -157,6 +169,7 @@ Task<Reply> Metadata::getattr(InodeId inode) {
 
 Task<Reply> Metadata::create(InodeId directory, CreateRequest request) {
   request.now = now();
+  request.session = options_.session;
   Reply reply = co_await ask(home_of(directory), "fusionfs.create", pack(request));
   if (reply.error == ESTALE) {
     co_await settle_dying(*reply.inode);
@@ -186,6 +199,7 @@ Task<Reply> Metadata::make_directory(InodeId directory, CreateRequest request, I
   if (home == 0) co_return refuse(EIO);
   request.now = now();
   request.directory = make_inode(HomeId{home}, kDirectoryCounter);
+  request.session = options_.session;
   // The name and the directory itself are written at once, in two homes. A name without its directory is completed by
   // whoever meets it; a directory without a name is removed below, or by fsck.
   Inode child;
@@ -213,6 +227,10 @@ Task<Reply> Metadata::make_directory(InodeId directory, CreateRequest request, I
       reply = std::move(*read);
     else
       reply.error = EIO;
+  }
+  if (reply.error == EUSERS) {
+    co_await pause(home_of(directory), reply.wait);
+    reply = co_await ask(home_of(directory), "fusionfs.create", pack(request));
   }
   if (reply.error != 0) {
     // Only when the name certainly is not there: after a timeout it may lead here.
@@ -273,6 +291,7 @@ Task<Reply> Metadata::unlink(InodeId directory, std::string name) {
   const HomeId home = home_of(directory);
   UnlinkRequest request;
   request.name = name;
+  request.session = options_.session;
   for (int round = 0; round < kMaxRounds; ++round) {
     request.now = now();
     request.held = held(home);
@@ -330,6 +349,7 @@ Task<Reply> Metadata::remove_directory(InodeId directory, std::string name) {
     if (error != 0 && error != ENOENT) co_return refuse(error);
     UnlinkRequest request;
     request.name = name;
+    request.session = options_.session;
     request.now = now();
     request.directory = entry.inode;
     Reply removed = co_await ask(home, "fusionfs.remove_directory", pack(request));
@@ -384,6 +404,7 @@ Task<int> Metadata::settle_dying(Inode directory) {
   } else {
     UnlinkRequest remove;
     remove.name = dying->name;
+    remove.session = options_.session;
     remove.now = now();
     remove.directory = directory.id;
     Reply removed = co_await ask(dying->parent, "fusionfs.remove_directory", pack(remove));
@@ -413,6 +434,7 @@ Task<int> Metadata::settle_move(HomeId home, std::string name) {
   }
   TransferRequest request;
   request.transfer = moving.transfer;
+  request.session = options_.session;
   request.name = name;
   request.now = now();
   Reply outcome = co_await ask(moving.to, "fusionfs.move_cancel", pack(request));
@@ -463,6 +485,7 @@ Task<Reply> Metadata::rename_within(HomeId home, std::string from_name, std::str
   request.to = to_name;
   request.flags = flags;
   request.transfer = base::entropy();
+  request.session = options_.session;
   Dying dying;
   for (int round = 0; round < kMaxRounds; ++round) {
     request.now = now();
@@ -551,9 +574,11 @@ Task<Reply> Metadata::rename_across(HomeId from, std::string from_name, HomeId t
   begin.to = to;
   begin.to_name = to_name;
   TransferRequest install;
+  install.session = options_.session;
   install.name = to_name;
   install.flags = flags;
   TransferRequest end;
+  end.session = options_.session;
   end.name = from_name;
   Dying dying;
   bool locked = false;
@@ -711,6 +736,7 @@ Task<Reply> Metadata::rename_across(HomeId from, std::string from_name, HomeId t
 
 Task<Reply> Metadata::link(InodeId inode, std::uint32_t type, InodeId directory, std::string name) {
   LinkRequest request;
+  request.session = options_.session;
   request.inode = inode;
   request.name = std::move(name);
   request.type = type;
@@ -733,6 +759,8 @@ Task<Reply> Metadata::link(InodeId inode, std::uint32_t type, InodeId directory,
     co_return refuse(added.error == ESTALE ? ENOENT : added.error);
   }
   promised.entry = std::move(added.entry);
+  promised.sequence = added.sequence;
+  promised.lease_left = added.lease_left;
   co_return promised;
 }
 
@@ -879,6 +907,7 @@ Task<Metadata::ListReply> Metadata::list(InodeId directory, Listing known) {
         break;
       }  // compacted between two pages
       known.offset += rest.size() - at.size();
+      known.sequence = record->sequence;
       rest = at;
       if (record->kind == ListingRecord::Kind::add) {
         known.names[record->sequence] = {record->name, record->inode, record->type};

@@ -26,6 +26,8 @@
 namespace fusionfs {
 
 struct MetadataOptions {
+  // Of the mount: it is given leases of the directories whose names it changes. 0: none are asked for.
+  std::uint64_t session = 0;
   // The inodes of a home that this mount has open: they outlive their last name. Called on any thread.
   std::function<std::vector<InodeId>(HomeId)> held;
   // An inode of this home lost its last link and went: its chunks can go. Called on any thread; must not block.
@@ -39,7 +41,8 @@ struct MetadataOptions {
 // A directory's live names in cursor order.
 struct Listing {
   std::uint32_t generation = 0;
-  std::uint64_t offset = 0;  // bytes of the stored listing that this reflects
+  std::uint64_t offset = 0;    // bytes of the stored listing that this reflects
+  std::uint64_t sequence = 0;  // of the last record among them
   struct Name {
     std::string name;
     InodeId inode{};
@@ -94,7 +97,8 @@ class Metadata {
   Nanos now() const;
 
  private:
-  Task<Reply> ask(HomeId home, const char* procedure, std::string arguments);
+  Task<Reply> ask(HomeId home, const char* procedure, std::string arguments);  // waits for another's lease to end
+  Task<int> pause(HomeId home, Nanos time);
   Task<Reply> meet_directory(Entry entry, Reply found);
   // Waits for, or settles, a move that left `name` marked. 0, or an errno.
   Task<int> settle_move(HomeId home, std::string name);

@@ -15,6 +15,7 @@ using base::Result;
 using zht::Transaction;
 
 constexpr std::chrono::milliseconds kMarkerLife{std::chrono::hours(24)};
+constexpr std::chrono::milliseconds kLeaseRecordLife{std::chrono::minutes(3)};
 
 // A listing is rewritten without its dead records when they are more than half of it; but never more than this many
 // bytes inside one request, which would hold up the partition's other users: bigger ones wait until they have shrunk.
@@ -50,6 +51,37 @@ class Shard {
     listing_size_ = tail->size;
     return directory_.has(Inode::kDying) ? ESTALE : 0;
   }
+  // Asks for the lease of the names for `session`. Returns how long another session has it: nothing may change then.
+  Result<Nanos> claim(std::uint64_t session) {
+    const Nanos now = tables_.now().time_since_epoch().count();
+    Lease lease;
+    const std::string key = lease_key(home_);
+    if (const auto found = tables_.lookup(key)) {
+      auto decoded = decode_lease(found->value);
+      if (!decoded) return fail(Code::corrupt, "lease of ", tag_of(home_), ": damaged, or of a newer format");
+      lease = *decoded;
+    }
+    if (lease.session != session && lease.until > now) {
+      if (lease.contended_until <= now) {
+        lease.contended_until = now + kContended;
+        TRY(tables_.insert(key, encode(lease), kLeaseRecordLife));
+      }
+      return lease.until - now;
+    }
+    if (session == 0) return Nanos{0};
+    const bool mine = lease.session == session && lease.until > now;
+    if (lease.contended_until <= now && (!mine || lease.until - now < kLeaseLife / 2)) {
+      lease.session = session;
+      lease.until = now + kLeaseLife;
+      TRY(tables_.insert(key, encode(lease), kLeaseRecordLife));
+    } else if (!mine) {
+      return Nanos{0};
+    }
+    lease_left_ = lease.until - now;
+    return Nanos{0};
+  }
+  Nanos lease_left() const { return lease_left_; }
+  Transaction& tables() { return tables_; }
   const Inode& directory() const { return directory_; }
   const ListingRecord& tail() const { return tail_; }
 
@@ -230,6 +262,7 @@ class Shard {
   Inode directory_;
   ListingRecord tail_;
   std::uint64_t listing_size_ = 0;
+  Nanos lease_left_ = 0;
 };
 
 // Opens the shard as a directory that takes part in a change; a refusal ends the procedure.
@@ -258,9 +291,7 @@ Result<Reply> lookup(Transaction& tables, HomeId home, const NameRequest& reques
   return reply;
 }
 
-Result<Reply> create(Transaction& tables, HomeId home, const CreateRequest& request) {
-  Shard shard(tables, home);
-  OPEN_DIRECTORY(shard);
+Result<Reply> create(Shard& shard, const CreateRequest& request) {
   Reply reply;
   TRY_LET(existing, shard.entry(request.name));
   if (existing) {
@@ -290,11 +321,11 @@ Result<Reply> create(Transaction& tables, HomeId home, const CreateRequest& requ
   if (is_directory(request.mode)) {
     inode.id = request.directory;
     inode.links = 2;
-    inode.parent = make_inode(home, kDirectoryCounter);
+    inode.parent = make_inode(shard.home(), kDirectoryCounter);
     entry.initial = encode(inode);
   } else {
     TRY_LET(counter, shard.next_counter());
-    inode.id = make_inode(home, counter);
+    inode.id = make_inode(shard.home(), counter);
     TRY(shard.put(inode));
   }
   entry.inode = inode.id;
@@ -304,9 +335,7 @@ Result<Reply> create(Transaction& tables, HomeId home, const CreateRequest& requ
   return reply;
 }
 
-Result<Reply> unlink(Transaction& tables, HomeId home, const UnlinkRequest& request) {
-  Shard shard(tables, home);
-  OPEN_DIRECTORY(shard);
+Result<Reply> unlink(Shard& shard, const UnlinkRequest& request) {
   TRY_LET(entry, shard.entry(request.name));
   if (!entry) return refuse(ENOENT);
   Reply reply;
@@ -324,10 +353,7 @@ Result<Reply> unlink(Transaction& tables, HomeId home, const UnlinkRequest& requ
   return reply;
 }
 
-Result<Reply> remove_directory(Transaction& tables, HomeId home, const UnlinkRequest& request) {
-  Shard shard(tables, home);
-  TRY_LET(error, shard.open());
-  if (error != 0 && error != ESTALE) return Reply{};  // the parent itself has gone
+Result<Reply> remove_directory(Shard& shard, const UnlinkRequest& request) {
   TRY_LET(entry, shard.entry(request.name));
   Reply reply;
   if (!entry || entry->inode != request.directory) return reply;  // done before
@@ -347,12 +373,11 @@ int replaceable(const Entry& from, const Entry& to) {
   return 0;
 }
 
-Result<Reply> rename(Transaction& tables, HomeId home, const RenameRequest& request) {
+Result<Reply> rename(Shard& shard, const RenameRequest& request) {
   // Whoever found the dying directory abandoned cancelled the transfer before reviving it.
-  if (request.dying != InodeId{} && tables.lookup(transfer_key(home, request.transfer), zht::Range::nothing()))
+  if (request.dying != InodeId{} &&
+      shard.tables().lookup(transfer_key(shard.home(), request.transfer), zht::Range::nothing()))
     return refuse(ECANCELED);
-  Shard shard(tables, home);
-  OPEN_DIRECTORY(shard);
   Reply reply;
   TRY_LET(from, shard.entry(request.from));
   TRY_LET(to, shard.entry(request.to));
@@ -418,16 +443,14 @@ Result<Reply> move_begin(Transaction& tables, HomeId home, const TransferRequest
 
 constexpr char kArrived = 'd', kCancelled = 'c';
 
-Result<Reply> move_install(Transaction& tables, HomeId home, const TransferRequest& request) {
-  const std::string marker_key = transfer_key(home, request.transfer);
-  if (const auto marker = tables.lookup(marker_key)) {
+Result<Reply> move_install(Shard& shard, const TransferRequest& request) {
+  const std::string marker_key = transfer_key(shard.home(), request.transfer);
+  if (const auto marker = shard.tables().lookup(marker_key)) {
     if (marker->value.empty() || marker->value[0] != kArrived) return refuse(ECANCELED);
     auto before = unpack<Reply>(Bytes(marker->value).substr(1));
     if (!before) return fail(Code::corrupt, "marker ", marker_key, " is damaged");
     return *before;
   }
-  Shard shard(tables, home);
-  OPEN_DIRECTORY(shard);
   if (!request.entry) return fail(Code::invalid, "move_install without an entry");
   Entry arriving = *request.entry;
   arriving.moving.reset();
@@ -467,14 +490,11 @@ Result<Reply> move_install(Transaction& tables, HomeId home, const TransferReque
   TRY(shard.add(request.name, arriving, request.now));
   TRY(shard.set_ctime(arriving.inode, request.now, reply.inode));
   reply.done = true;
-  TRY(tables.insert(marker_key, std::string(1, kArrived) + pack(reply)));
+  TRY(shard.tables().insert(marker_key, std::string(1, kArrived) + pack(reply)));
   return reply;
 }
 
-Result<Reply> move_end(Transaction& tables, HomeId home, const TransferRequest& request) {
-  Shard shard(tables, home);
-  TRY_LET(error, shard.open());
-  if (error != 0 && error != ESTALE) return Reply{};
+Result<Reply> move_end(Shard& shard, const TransferRequest& request) {
   TRY_LET(entry, shard.entry(request.name));
   Reply reply;
   if (!entry || !entry->moving || entry->moving->transfer != request.transfer) return reply;  // done before
@@ -511,9 +531,7 @@ Result<Reply> move_cancel(Transaction& tables, HomeId home, const TransferReques
   return Reply{};
 }
 
-Result<Reply> link(Transaction& tables, HomeId home, const LinkRequest& request) {
-  Shard shard(tables, home);
-  OPEN_DIRECTORY(shard);
+Result<Reply> link(Shard& shard, const LinkRequest& request) {
   TRY_LET(existing, shard.entry(request.name));
   if (existing) return refuse(EEXIST);
   TRY_LET(inode, shard.inode(request.inode));
@@ -546,9 +564,7 @@ Result<Reply> promise_link(Transaction& tables, HomeId home, const LinkRequest& 
   return reply;
 }
 
-Result<Reply> add_entry(Transaction& tables, HomeId home, const LinkRequest& request) {
-  Shard shard(tables, home);
-  OPEN_DIRECTORY(shard);
+Result<Reply> add_entry(Shard& shard, const LinkRequest& request) {
   TRY_LET(existing, shard.entry(request.name));
   if (existing) return refuse(EEXIST);
   Entry entry;
@@ -828,6 +844,33 @@ Result<Reply> drop_directory(Transaction& tables, HomeId home, const DirectoryRe
   return Reply{};
 }
 
+// A change of the names of a directory, under its lease.
+template <typename Request, Result<Reply> (*act)(Shard&, const Request&)>
+Result<Reply> change(Transaction& tables, HomeId home, const Request& request) {
+  Shard shard(tables, home);
+  OPEN_DIRECTORY(shard);
+  TRY_LET(wait, shard.claim(request.session));
+  if (wait > 0) {
+    Reply reply = refuse(EUSERS);
+    reply.wait = wait;
+    return reply;
+  }
+  TRY_LET(reply, act(shard, request));
+  reply.sequence = shard.tail().sequence;
+  reply.lease_left = shard.lease_left();
+  return reply;
+}
+
+// The last step of a change: fine in a directory that is dying or has gone.
+template <typename Request, Result<Reply> (*act)(Shard&, const Request&)>
+Result<Reply> finish(Transaction& tables, HomeId home, const Request& request) {
+  Shard shard(tables, home);
+  TRY_LET(error, shard.open());
+  if (error != 0 && error != ESTALE) return Reply{};
+  if (error == 0) return change<Request, act>(tables, home, request);
+  return act(shard, request);
+}
+
 // Wraps `function` as a procedure: the home comes from the key's tag, arguments and reply from their field lists.
 template <typename Request>
 void add(zht::Procedures& procedures, const char* name,
@@ -856,18 +899,18 @@ void add(zht::Procedures& procedures, const char* name,
 
 void add_procedures(zht::Procedures& procedures) {
   add(procedures, "lookup", lookup);
-  add(procedures, "create", create);
-  add(procedures, "unlink", unlink);
-  add(procedures, "remove_directory", remove_directory);
-  add(procedures, "rename", rename);
+  add(procedures, "create", change<CreateRequest, create>);
+  add(procedures, "unlink", change<UnlinkRequest, unlink>);
+  add(procedures, "remove_directory", finish<UnlinkRequest, remove_directory>);
+  add(procedures, "rename", change<RenameRequest, rename>);
   add(procedures, "move_begin", move_begin);
-  add(procedures, "move_install", move_install);
-  add(procedures, "move_end", move_end);
+  add(procedures, "move_install", change<TransferRequest, move_install>);
+  add(procedures, "move_end", finish<TransferRequest, move_end>);
   add(procedures, "move_undo", move_undo);
   add(procedures, "move_cancel", move_cancel);
-  add(procedures, "link", link);
+  add(procedures, "link", change<LinkRequest, link>);
   add(procedures, "promise_link", promise_link);
-  add(procedures, "add_entry", add_entry);
+  add(procedures, "add_entry", change<LinkRequest, add_entry>);
   add(procedures, "settle_link", settle_link);
   add(procedures, "pay_debt", pay_debt);
   add(procedures, "reap", reap);

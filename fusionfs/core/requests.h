@@ -115,7 +115,7 @@ std::optional<Message> unpack(Bytes bytes) {
   return message;
 }
 
-// The answer of every procedure. `error` 0: done; else an errno, and nothing was changed. Two errnos are ours:
+// The answer of every procedure. `error` 0: done; else an errno, and nothing was changed. Some errnos are ours:
 //   EAGAIN       `entry` (or `other_entry`) is moving, or a removal is under way in `inode`: settle that, then ask
 //   again EINPROGRESS  the directory `other_entry` would be replaced: mark it dying first, then ask again ESTALE the
 //   directory is being removed; `inode` is its record
@@ -128,10 +128,13 @@ struct Reply {
   bool gone = false;                 // the inode that lost a link was removed with its last: its chunks can go
   bool done = false;                 // rename and transfers: the move took place
   std::uint64_t debt = 0;            // a link is to be taken off an inode of another home
+  std::uint64_t sequence = 0;        // changes of names: the last listing record's
+  Nanos lease_left = 0;              // the asking session holds the directory's lease for this long
+  Nanos wait = 0;                    // EUSERS: another session's lease ends after this
   std::vector<Inode> inodes;
   template <typename A>
   void fields(A& a) {
-    a(error, entry, inode, other_entry, other, gone, done, debt, inodes);
+    a(error, entry, inode, other_entry, other, gone, done, debt, sequence, lease_left, wait, inodes);
   }
 };
 
@@ -148,11 +151,12 @@ struct CreateRequest {  // create
   std::uint32_t uid = 0, gid = 0;
   std::uint64_t device = 0;
   Nanos now = 0;
-  std::string target;   // of a symlink
-  InodeId directory{};  // of a directory: its number, from a new home
+  std::string target;         // of a symlink
+  InodeId directory{};        // of a directory: its number, from a new home
+  std::uint64_t session = 0;  // of the mount that asks: it is given, and holds, the lease
   template <typename A>
   void fields(A& a) {
-    a(name, mode, uid, gid, device, now, target, directory);
+    a(name, mode, uid, gid, device, now, target, directory, session);
   }
 };
 struct UnlinkRequest {  // unlink; remove_directory
@@ -160,9 +164,10 @@ struct UnlinkRequest {  // unlink; remove_directory
   Nanos now = 0;
   std::vector<InodeId> held;  // open in the mount: keep the inode when its last name goes
   InodeId directory{};        // remove_directory: only if the name still means this
+  std::uint64_t session = 0;  // of the mount that asks: it is given, and holds, the lease
   template <typename A>
   void fields(A& a) {
-    a(name, now, held, directory);
+    a(name, now, held, directory, session);
   }
 };
 inline constexpr std::uint32_t kNoReplace = 1, kExchange = 2;  // as RENAME_NOREPLACE and RENAME_EXCHANGE
@@ -173,9 +178,10 @@ struct RenameRequest {                                         // rename: within
   std::vector<InodeId> held;
   InodeId dying{};  // the directory at `to`, which the caller has marked under `transfer`
   std::uint64_t transfer = 0;
+  std::uint64_t session = 0;  // of the mount that asks: it is given, and holds, the lease
   template <typename A>
   void fields(A& a) {
-    a(from, to, flags, now, held, dying, transfer);
+    a(from, to, flags, now, held, dying, transfer, session);
   }
 };
 struct TransferRequest {  // move_begin, move_end, move_undo in the home left; move_install, move_cancel in the one
@@ -189,9 +195,10 @@ struct TransferRequest {  // move_begin, move_end, move_undo in the home left; m
   std::optional<Entry> entry;  // move_install: what arrives; move_end: what was exchanged for it
   std::vector<InodeId> held;
   InodeId dying{};
+  std::uint64_t session = 0;  // of the mount that asks: it is given, and holds, the lease
   template <typename A>
   void fields(A& a) {
-    a(transfer, name, now, flags, to, to_name, entry, held, dying);
+    a(transfer, name, now, flags, to, to_name, entry, held, dying, session);
   }
 };
 struct LinkRequest {  // link (within one home), promise_link, add_entry, settle_link
@@ -199,12 +206,13 @@ struct LinkRequest {  // link (within one home), promise_link, add_entry, settle
   std::string name;
   std::uint32_t type = 0;
   Nanos now = 0;
-  std::uint64_t id = 0;  // of the promise
-  HomeId to{};           // promise_link: where the name will be
-  bool undo = false;     // settle_link
+  std::uint64_t id = 0;       // of the promise
+  HomeId to{};                // promise_link: where the name will be
+  bool undo = false;          // settle_link
+  std::uint64_t session = 0;  // of the mount that asks: it is given, and holds, the lease
   template <typename A>
   void fields(A& a) {
-    a(inode, name, type, now, id, to, undo);
+    a(inode, name, type, now, id, to, undo, session);
   }
 };
 struct DropRequest {  // pay_debt, reap

@@ -18,7 +18,9 @@ using zht::Outcome;
 namespace {
 
 constexpr std::uint64_t kDot = 1, kDotDot = 2;  // readdir cursors; an entry's is its sequence number + kDotDot
-constexpr std::size_t kAhead = 256;             // inodes fetched at once for readdirplus
+constexpr std::size_t kMostNames = 20'000;      // of a directory whose names are kept in memory
+constexpr unsigned kMissesToLoad = 6;
+constexpr std::size_t kAhead = 256;  // inodes fetched at once for readdirplus
 
 int errno_of_local(const base::Error& error) { return error.code == base::Code::no_space ? ENOSPC : EIO; }
 
@@ -30,9 +32,10 @@ FileSystem::FileSystem(zht::Client& client, const base::Clock& clock, const Chun
       clock_(clock),
       chunks_(chunks),
       options_(std::move(options)),
-      session_(base::entropy()),
+      session_(base::entropy() | 1),
       metadata_(client, clock,
-                {.held = [this](HomeId home) { return table_.open_in(home); },
+                {.session = options_.leases ? session_ : 0,
+                 .held = [this](HomeId home) { return table_.open_in(home); },
                  .gone = [this](const Inode& inode) { buried(inode); },
                  .orphaned = [this](const Inode& inode) { orphaned(inode); },
                  .trouble = [this](const std::string& text) { warn(text); }}) {}
@@ -270,6 +273,88 @@ void FileSystem::touch_directory(InodeId directory) {
   }
 }
 
+void FileSystem::note_names(InodeId directory, base::Time asked, const Reply& reply, unsigned records,
+                            const std::string& removed, const std::string& added) {
+  const auto inode = table_.find(directory);
+  if (!inode) return;
+  const std::lock_guard lock(inode->mutex);
+  if (records > 0) inode->known_at = base::Time{};
+  if (reply.error == EIO) {  // done or not: nobody knows
+    inode->known_at = base::Time{};
+    if (inode->names) inode->names->complete = false;
+    return;
+  }
+  if (!options_.leases || reply.sequence == 0) return;
+  if (!inode->names) inode->names = std::make_unique<KnownNames>();
+  KnownNames& known = *inode->names;
+  known.seen = std::max(known.seen, reply.sequence);
+  known.lease_until = reply.lease_left > 0 ? asked + base::Duration(reply.lease_left) : base::Time{};
+  if (!known.complete) return;
+  if (known.sequence + records != reply.sequence) {
+    known.complete = false;
+    known.names.clear();
+    return;
+  }
+  known.sequence = reply.sequence;
+  if (!removed.empty()) known.names.erase(removed);
+  if (!added.empty()) known.names.insert(added);
+  if (known.names.size() > kMostNames) known.complete = false;
+}
+
+void FileSystem::forget_names(InodeId directory) {
+  const auto inode = table_.find(directory);
+  if (!inode) return;
+  const std::lock_guard lock(inode->mutex);
+  inode->known_at = base::Time{};
+  if (inode->names) inode->names->complete = false;
+}
+
+bool FileSystem::surely_absent(InodeId directory, const std::string& name) {
+  if (!options_.leases) return false;
+  const auto inode = table_.find(directory);
+  if (!inode) return false;
+  const std::lock_guard lock(inode->mutex);
+  if (!inode->names || !inode->names->complete) return false;
+  const KnownNames& known = *inode->names;
+  return known.sequence == known.seen && clock_.now() < known.lease_until && known.names.count(name) == 0;
+}
+
+bool FileSystem::should_load_names(InodeId directory) {
+  if (!options_.leases) return false;
+  const auto inode = table_.find(directory);
+  if (!inode) return false;
+  const std::lock_guard lock(inode->mutex);
+  if (!inode->names || inode->names->complete || inode->names->loading) return false;
+  KnownNames& known = *inode->names;
+  if (clock_.now() >= known.lease_until || ++known.misses < kMissesToLoad) return false;
+  if (inode->record.size > 4096 + 32 * kMostNames) return false;  // as overlay() computes it
+  known.misses = 0;
+  known.loading = true;
+  return true;
+}
+
+void FileSystem::remember_names(MountedInode& directory, const Listing& listing) {
+  if (!directory.names || directory.names->complete || listing.names.size() > kMostNames) return;
+  KnownNames& known = *directory.names;
+  if (listing.sequence != known.seen) return;
+  known.names.clear();
+  for (const auto& [sequence, name] : listing.names) known.names.insert(name.name);
+  known.sequence = listing.sequence;
+  known.complete = true;
+}
+
+Task<int> FileSystem::load_names(InodeId directory) {
+  Metadata::ListReply listed = co_await metadata_.list(directory, {});
+  if (const auto inode = table_.find(directory)) {
+    const std::lock_guard lock(inode->mutex);
+    if (inode->names) {
+      inode->names->loading = false;
+      if (listed.error == 0) remember_names(*inode, listed.listing);
+    }
+  }
+  co_return listed.error;
+}
+
 void FileSystem::keep(const Inode& inode) { absorb(*table_.get(inode.id, 1), inode); }
 void FileSystem::forget(InodeId inode, std::uint64_t lookups) { table_.forget(inode, lookups); }
 
@@ -279,8 +364,16 @@ Task<Looked> FileSystem::lookup(InodeId directory, std::string name) {
     looked.error = ENAMETOOLONG;
     co_return looked;
   }
+  if (surely_absent(directory, name)) {
+    looked.error = ENOENT;
+    co_return looked;
+  }
   Reply reply = co_await metadata_.lookup(directory, std::move(name));
   looked.error = reply.error;
+  if (reply.error == ENOENT && should_load_names(directory)) {
+    begin();
+    fusionfs::start(load_names(directory), [this](int) { end(); });
+  }
   if (reply.error == 0) looked.inode = absorb(*table_.get(reply.inode->id, 1), *reply.inode);
   co_return looked;
 }
@@ -440,6 +533,9 @@ Task<Looked> FileSystem::make(InodeId directory, CreateRequest request) {
   if (request.target.size() > 4095) looked.error = ENAMETOOLONG;
   if (looked.error != 0) co_return looked;
   Reply reply;
+  const base::Time asked = clock_.now();
+  const std::string name = request.name;
+  const bool is_dir = is_directory(request.mode);
   if (is_directory(request.mode)) {
     const auto parent = table_.get(directory, 0);
     Inode seen;
@@ -452,9 +548,15 @@ Task<Looked> FileSystem::make(InodeId directory, CreateRequest request) {
     reply = co_await metadata_.create(directory, std::move(request));
   }
   looked.error = reply.error;
+  note_names(directory, asked, reply, reply.error == 0 ? 1 : 0, "", reply.error == 0 ? name : "");
   if (reply.error != 0) co_return looked;
-  touch_directory(directory);
-  looked.inode = absorb(*table_.get(reply.inode->id, 1), *reply.inode);
+  const auto made = table_.get(reply.inode->id, 1);
+  looked.inode = absorb(*made, *reply.inode);
+  if (is_dir && options_.leases) {
+    const std::lock_guard lock(made->mutex);
+    made->names = std::make_unique<KnownNames>();
+    made->names->complete = true;  // empty
+  }
   co_return looked;
 }
 
@@ -469,7 +571,9 @@ Task<Opened> FileSystem::create(InodeId directory, std::string name, std::uint32
   request.mode = S_IFREG | (mode & 07777);
   request.uid = uid;
   request.gid = gid;
+  const base::Time asked = clock_.now();
   Reply reply = co_await metadata_.create(directory, std::move(request));
+  note_names(directory, asked, reply, reply.error == 0 ? 1 : 0, "", reply.error == 0 ? name : "");
   if (reply.error == EEXIST && (flags & O_EXCL) == 0) {
     // It came into being since the kernel looked: open it.
     Looked looked = co_await lookup(directory, name);
@@ -482,7 +586,6 @@ Task<Opened> FileSystem::create(InodeId directory, std::string name, std::uint32
   }
   opened.error = reply.error;
   if (reply.error != 0) co_return opened;
-  touch_directory(directory);
   const auto inode = table_.get(reply.inode->id, 1);
   table_.opened(inode->id);
   const std::lock_guard lock(inode->mutex);
@@ -504,10 +607,11 @@ Task<Looked> FileSystem::link(InodeId id, InodeId directory, std::string name) {
     looked.error = EPERM;
     co_return looked;
   }
-  Reply reply = co_await metadata_.link(id, looked.inode.mode & kTypeMask, directory, std::move(name));
+  const base::Time asked = clock_.now();
+  Reply reply = co_await metadata_.link(id, looked.inode.mode & kTypeMask, directory, name);
+  note_names(directory, asked, reply, reply.error == 0 ? 1 : 0, "", reply.error == 0 ? name : "");
   looked.error = reply.error;
   if (reply.error != 0) co_return looked;
-  touch_directory(directory);
   looked.inode = absorb(*table_.get(id, 1), *reply.inode, true);
   co_return looked;
 }
@@ -557,9 +661,10 @@ void FileSystem::orphaned(const Inode& inode) {
 
 Task<int> FileSystem::unlink(InodeId directory, std::string name) {
   if (options_.read_only) co_return EROFS;
-  Reply reply = co_await metadata_.unlink(directory, std::move(name));
+  const base::Time asked = clock_.now();
+  Reply reply = co_await metadata_.unlink(directory, name);
+  note_names(directory, asked, reply, reply.error == 0 ? 1 : 0, reply.error == 0 ? name : "", "");
   if (reply.error != 0) co_return reply.error;
-  touch_directory(directory);
   if (reply.inode && reply.inode->links > 0) {
     if (const auto known = table_.find(reply.inode->id)) absorb(*known, *reply.inode, true);
   } else if (!reply.inode) {
@@ -570,9 +675,10 @@ Task<int> FileSystem::unlink(InodeId directory, std::string name) {
 
 Task<int> FileSystem::remove_directory(InodeId directory, std::string name) {
   if (options_.read_only) co_return EROFS;
-  Reply reply = co_await metadata_.remove_directory(directory, std::move(name));
+  const base::Time asked = clock_.now();
+  Reply reply = co_await metadata_.remove_directory(directory, name);
+  note_names(directory, asked, reply, reply.error == 0 ? 1 : 0, reply.error == 0 ? name : "", "");
   if (reply.error != 0) co_return reply.error;
-  touch_directory(directory);
   if (const auto known = table_.find(reply.entry->inode)) {
     const std::lock_guard lock(known->mutex);
     known->gone = true;
@@ -586,10 +692,21 @@ Task<int> FileSystem::rename(InodeId from, std::string from_name, InodeId to, st
                              std::uint32_t flags) {
   if (options_.read_only) co_return EROFS;
   if (to_name.size() > kMaxName) co_return ENAMETOOLONG;
-  Reply reply = co_await metadata_.rename(from, std::move(from_name), to, std::move(to_name), flags);
+  const base::Time asked = clock_.now();
+  Reply reply = co_await metadata_.rename(from, from_name, to, to_name, flags);
+  const bool exchanged = (flags & kExchange) != 0, replaced = reply.other_entry.has_value();
+  if (from == to) {
+    const unsigned records = reply.error != 0 || !reply.done ? 0 : exchanged ? 4 : replaced ? 3 : 2;
+    const bool moved = records > 0 && !exchanged;
+    note_names(from, asked, reply, records, moved ? from_name : "", moved ? to_name : "");
+  } else {
+    forget_names(from);
+    if (reply.error == 0 && reply.done)
+      note_names(to, asked, reply, exchanged || replaced ? 2 : 1, "", to_name);
+    else
+      forget_names(to);
+  }
   if (reply.error != 0) co_return reply.error;
-  touch_directory(from);
-  touch_directory(to);
   if (reply.entry) {
     if (reply.inode) {
       if (const auto known = table_.find(reply.inode->id)) absorb(*known, *reply.inode, true);
@@ -988,6 +1105,10 @@ Task<DirectoryPage> FileSystem::read_directory(std::shared_ptr<OpenDirectory> di
     directory->listing = std::move(listed.listing);
     directory->loaded = listed.error == 0;
     directory->ahead.clear();
+    if (const auto known = table_.find(directory->id); known && listed.error == 0) {
+      const std::lock_guard lock(known->mutex);
+      remember_names(*known, directory->listing);
+    }
     page.error = listed.error;
     if (page.error != 0) co_return page;
   }

@@ -31,6 +31,8 @@ struct FileSystemOptions {
   std::chrono::milliseconds commit_interval{2000};  // uncommitted writes of files still open
   std::chrono::milliseconds session_life{30'000};
   bool read_only = false;
+  bool leases =
+      true;  // take the lease of directories in which names change: names known to be absent are not asked for
   // The page cache of this inode shows what is no longer so. Called on a thread of its own.
   std::function<void(InodeId)> changed_elsewhere;
   std::function<void(const std::string&)> warn;  // something an operator should read
@@ -134,8 +136,17 @@ class FileSystem {
   // Merges what the store said into what this mount knows. inode.mutex is held.
   void absorb_locked(MountedInode& inode, const Inode& record, bool our_change);
   Inode absorb(MountedInode& inode, const Inode& record, bool our_change = false);
-  static Inode view(const Inode& record);   // without content
-  void touch_directory(InodeId directory);  // its times have changed
+  static Inode view(const Inode& record);  // without content
+  // What the store said about the names of a directory in an answer to a request sent at `asked`, which wrote `records`
+  // records, took away `removed` and added `added` (either may be empty).
+  void note_names(InodeId directory, base::Time asked, const Reply& reply, unsigned records, const std::string& removed,
+                  const std::string& added);
+  void forget_names(InodeId directory);
+  bool surely_absent(InodeId directory, const std::string& name);
+  bool should_load_names(InodeId directory);  // counts a miss
+  Task<int> load_names(InodeId directory);
+  void remember_names(MountedInode& directory, const Listing& listing);  // its mutex is held
+  void touch_directory(InodeId directory);                               // its times have changed
   Task<int> commit_in_turn(std::shared_ptr<MountedInode> inode);
   Task<int> commit(std::shared_ptr<MountedInode> inode);
   Task<Looked> truncate(std::shared_ptr<MountedInode> inode, SetRequest request);

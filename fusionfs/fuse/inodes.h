@@ -10,6 +10,7 @@
 #include <mutex>
 #include <set>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "fusionfs/core/format.h"
@@ -57,6 +58,19 @@ class Turn {
   std::deque<std::coroutine_handle<>> waiting_;  // guarded by mutex_
 };
 
+// The names of a directory while this mount has its lease: then a name that is not here is nowhere, and need not be
+// asked for. Every change of ours that the store answers says which record of the listing it was: a gap means that
+// somebody else came between, and nothing is believed any more.
+struct KnownNames {
+  bool complete = false;
+  std::uint64_t sequence = 0;  // `names` is the directory after this record
+  std::uint64_t seen = 0;      // the last record the store has told of
+  base::Time lease_until{};
+  std::unordered_set<std::string> names;
+  unsigned misses = 0;  // lookups that found nothing and had to ask
+  bool loading = false;
+};
+
 // Members below `mutex` are guarded by it; it is held briefly and never while waiting for the store.
 struct MountedInode {
   explicit MountedInode(InodeId inode) : id(inode) {}
@@ -76,6 +90,7 @@ struct MountedInode {
   bool spilled = false;                        // was inline, is in chunks now, and the store does not know yet
   std::uint64_t dirty_from = 0, dirty_to = 0;  // inline bytes to commit
   int write_error = 0;                         // of a commit in the background: told once
+  std::unique_ptr<KnownNames> names;           // directories in which this mount changes names
   std::shared_ptr<Content> content;            // when there are chunks, or will be
 };
 
