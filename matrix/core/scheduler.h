@@ -40,10 +40,10 @@ class Scheduler {
     std::string agent = "local";
     std::uint64_t incarnation = 1;
     std::uint32_t slots = 1;                            // cpus to give away
-    base::Duration record_interval = std::chrono::milliseconds(5);
+    base::Duration record_interval = std::chrono::milliseconds(10);
     std::size_t record_results = 256;
     base::Duration mark_after = std::chrono::milliseconds(20);  // a task that runs longer is recorded as running
-    base::Duration ahead = std::chrono::milliseconds(2);        // how much work waits at the executor beyond its slots
+    base::Duration ahead = std::chrono::milliseconds(6);        // how much work waits at the executor beyond its slots
     std::uint32_t most_ahead = 64;
     std::size_t most_unrecorded = 20'000;  // results; then nothing is launched until the store takes some
   };

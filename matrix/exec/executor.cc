@@ -37,7 +37,7 @@ constexpr std::size_t kStackSize = 64 << 10;
 constexpr std::size_t kReadSize = 64 << 10;
 // Pipes of a process join the epoll set only when it has lived this long: until then a pipe's own 64 KiB take its output,
 // and the many processes that end sooner cost one wake-up instead of three.
-constexpr milliseconds kPipesAfter{1};
+constexpr milliseconds kPipesAfter{5};
 
 std::uint64_t wall_us() {
   timespec now;
@@ -94,13 +94,33 @@ base::Result<std::string> Setting::find_program(const std::string& program) cons
 
 struct Executor::Shared {
   std::mutex mutex;
-  // Guarded by mutex: tasks not started yet, first in first out; cpus in use; which workers sleep and may be poked.
+  // Guarded by mutex: tasks not started yet, first in first out; cpus in use, in all and by each worker's tasks; which
+  // workers sleep and are to be poked when there is a task for them.
   std::deque<Task> queue;
   std::uint32_t used = 0;
+  std::vector<std::uint32_t> used_by;
   std::vector<bool> idle;
-  std::size_t next_worker = 0;
+  std::vector<Worker*> workers;
+  std::uint32_t slots = 1, share = 1;
   std::atomic<bool> stopping{false};
   OnExit on_exit;
+
+  // May `worker` start the first of the queue? Each has an even share of the slots: starting a process blocks a thread for
+  // a third of a short task's life, and one thread that took all slots would leave the other cores idle.
+  bool fits(std::size_t worker) const {
+    if (queue.empty()) return false;
+    const std::uint32_t cpus = queue.front().cpus;
+    return (used == 0 || used + cpus <= slots) && (used_by[worker] == 0 || used_by[worker] + cpus <= share);
+  }
+  // A sleeping worker that may, taken off the sleepers; nobody when there is none.
+  Worker* wake_one() {
+    for (std::size_t worker = 0; worker < workers.size(); worker++)
+      if (idle[worker] && fits(worker)) {
+        idle[worker] = false;
+        return workers[worker];
+      }
+    return nullptr;
+  }
 };
 
 class Executor::Worker {
@@ -190,31 +210,37 @@ class Executor::Worker {
       }
   }
 
-  // The next task, if one fits. Otherwise this worker counts as idle from the same moment on: whoever adds a task later
-  // sees that and pokes it.
+  // The next task, if one fits. Whoever leaves some in the queue that another could start wakes that one.
   bool take(Task& task) {
     if (shared_.stopping) return false;
-    const std::lock_guard lock(shared_.mutex);
-    if (shared_.queue.empty() || (shared_.used > 0 && shared_.used + shared_.queue.front().cpus > options_.slots)) {
-      shared_.idle[number_] = exits_.empty();
-      return false;
+    Worker* next = nullptr;
+    bool taken = false;
+    {
+      const std::lock_guard lock(shared_.mutex);
+      taken = shared_.fits(number_);
+      if (taken) {
+        task = std::move(shared_.queue.front());
+        shared_.queue.pop_front();
+        shared_.used += task.cpus;
+        shared_.used_by[number_] += task.cpus;
+      }
+      next = shared_.wake_one();
     }
-    task = std::move(shared_.queue.front());
-    shared_.queue.pop_front();
-    shared_.used += task.cpus;
-    return true;
+    if (next != nullptr) next->wake();
+    return taken;
   }
 
   void give_back(std::uint32_t cpus) {
     const std::lock_guard lock(shared_.mutex);
     shared_.used -= cpus;
+    shared_.used_by[number_] -= cpus;
   }
 
   int patience() {
     {
-      // exits were reported since take(): say idle now unless something came meanwhile.
+      // Idle from the moment on at which nothing can be taken: whoever adds a task later sees that and pokes.
       const std::lock_guard lock(shared_.mutex);
-      if (!shared_.queue.empty() && (shared_.used == 0 || shared_.used + shared_.queue.front().cpus <= options_.slots)) return 0;
+      if (shared_.fits(number_)) return 0;
       shared_.idle[number_] = true;
     }
     Instant next = Instant::max();
@@ -530,7 +556,7 @@ class Executor::Worker {
   std::unordered_map<std::uint64_t, std::uint32_t> by_run_;
   std::deque<std::pair<Instant, Due>> fresh_;
   std::multimap<Instant, Due> due_;
-  std::vector<Exit> exits_;
+  std::vector<Exit> exits_;  // to be reported
   std::vector<char*> words_, lines_;
   std::thread thread_;
 };
@@ -543,7 +569,16 @@ Executor::Executor(Options options, OnExit on_exit) : options_(options), shared_
   options_.threads = std::min(options_.threads, options_.slots);
   shared_->on_exit = std::move(on_exit);
   shared_->idle.resize(options_.threads, false);
-  for (std::size_t i = 0; i < options_.threads; i++) workers_.push_back(std::make_unique<Worker>(*shared_, options_, i));
+  shared_->used_by.resize(options_.threads, 0);
+  shared_->slots = options_.slots;
+  shared_->share = (options_.slots + options_.threads - 1) / options_.threads;
+  std::vector<Worker*> workers;
+  for (std::size_t i = 0; i < options_.threads; i++) {
+    workers_.push_back(std::make_unique<Worker>(*shared_, options_, i));
+    workers.push_back(workers_.back().get());
+  }
+  const std::lock_guard lock(shared_->mutex);
+  shared_->workers = std::move(workers);
 }
 
 Executor::~Executor() {
@@ -552,27 +587,16 @@ Executor::~Executor() {
 }
 
 void Executor::launch(std::vector<Task> tasks) {
-  std::vector<std::size_t> wake;
+  Worker* wake = nullptr;
   {
     const std::lock_guard lock(shared_->mutex);
-    std::uint32_t room = options_.slots > shared_->used ? options_.slots - shared_->used : 0;
     for (Task& task : tasks) {
       task.cpus = std::clamp<std::uint32_t>(task.cpus, 1, options_.slots);
-      if (task.cpus <= room) {
-        room -= task.cpus;
-        for (std::size_t i = 0; i < workers_.size(); i++) {
-          const std::size_t worker = (shared_->next_worker + i) % workers_.size();
-          if (!shared_->idle[worker]) continue;
-          shared_->idle[worker] = false;
-          shared_->next_worker = worker + 1;
-          wake.push_back(worker);
-          break;
-        }
-      }
       shared_->queue.push_back(std::move(task));
     }
+    wake = shared_->wake_one();  // it wakes the next, if there is work for two
   }
-  for (const auto worker : wake) workers_[worker]->wake();
+  if (wake != nullptr) wake->wake();
 }
 
 void Executor::kill(const std::vector<std::uint64_t>& runs) {
