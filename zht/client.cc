@@ -56,10 +56,13 @@ Result<Swap> swap_of(Outcome outcome) {
 Outcome Client::call(Operation operation, Millis timeout) {
   Waiter waiter(1);
   Outcome answer;
-  submit(std::move(operation), [&](Outcome outcome) {
-    answer = std::move(outcome);
-    waiter.done();
-  }, timeout);
+  submit(
+      std::move(operation),
+      [&](Outcome outcome) {
+        answer = std::move(outcome);
+        waiter.done();
+      },
+      timeout);
   waiter.wait();
   return answer;
 }
@@ -69,10 +72,13 @@ std::vector<Outcome> Client::call_all(std::vector<Operation> operations, Millis 
   if (operations.empty()) return answers;
   Waiter waiter(operations.size());
   for (std::size_t i = 0; i < operations.size(); i++)
-    submit(std::move(operations[i]), [&answers, &waiter, i](Outcome outcome) {
-      answers[i] = std::move(outcome);
-      waiter.done();
-    }, timeout);
+    submit(
+        std::move(operations[i]),
+        [&answers, &waiter, i](Outcome outcome) {
+          answers[i] = std::move(outcome);
+          waiter.done();
+        },
+        timeout);
   waiter.wait();
   return answers;
 }

@@ -42,7 +42,8 @@ Result<std::string> max(Transaction& tables, Bytes key, Bytes arguments) {
 Result<std::string> set_if(Transaction& tables, Bytes key, Bytes arguments) {
   base::Reader reader(arguments);
   const Bytes expected = reader.str();
-  if (!reader.ok()) return fail(Code::invalid, "set_if: arguments of ", arguments.size(), " bytes end inside the expected value");
+  if (!reader.ok())
+    return fail(Code::invalid, "set_if: arguments of ", arguments.size(), " bytes end inside the expected value");
   const Bytes desired = reader.raw(reader.left());
   const auto found = tables.lookup(key);
   if (!found || found->value != expected) return std::string("0");
@@ -65,9 +66,12 @@ Result<std::string> list_take(Transaction& tables, Bytes key, Bytes arguments) {
   bool first_left = true;
   for (std::size_t i = 0; i < sizes.size(); i++) {
     const Bytes fragment = reader.raw(sizes[i]);
-    if (i < static_cast<std::uint64_t>(wanted)) writer.str(fragment);
-    else if (std::exchange(first_left, false)) TRY(tables.insert(key, fragment));
-    else TRY(tables.append(key, fragment));
+    if (i < static_cast<std::uint64_t>(wanted))
+      writer.str(fragment);
+    else if (std::exchange(first_left, false))
+      TRY(tables.insert(key, fragment));
+    else
+      TRY(tables.append(key, fragment));
   }
   return taken;
 }

@@ -5,15 +5,24 @@ namespace {
 
 std::string_view name_of(OpKind kind) {
   switch (kind) {
-    case OpKind::insert: return "insert";
-    case OpKind::lookup: return "lookup";
-    case OpKind::remove: return "remove";
-    case OpKind::append: return "append";
-    case OpKind::cswap: return "cswap";
-    case OpKind::callback: return "callback";
-    case OpKind::update: return "update";
-    case OpKind::batch: return "batch";
-    case OpKind::scan: return "scan";
+    case OpKind::insert:
+      return "insert";
+    case OpKind::lookup:
+      return "lookup";
+    case OpKind::remove:
+      return "remove";
+    case OpKind::append:
+      return "append";
+    case OpKind::cswap:
+      return "cswap";
+    case OpKind::callback:
+      return "callback";
+    case OpKind::update:
+      return "update";
+    case OpKind::batch:
+      return "batch";
+    case OpKind::scan:
+      return "scan";
   }
   return "unknown";
 }
@@ -29,12 +38,16 @@ Operation make(OpKind kind, std::string key) {
 bool allows(OpKind kind, Condition::Kind condition) {
   using Kind = Condition::Kind;
   switch (kind) {
-    case OpKind::insert: return condition == Kind::none || condition == Kind::absent;
+    case OpKind::insert:
+      return condition == Kind::none || condition == Kind::absent;
     case OpKind::remove:
-    case OpKind::append: return condition == Kind::none || condition == Kind::version || condition == Kind::present;
+    case OpKind::append:
+      return condition == Kind::none || condition == Kind::version || condition == Kind::present;
     case OpKind::cswap:
-    case OpKind::callback: return condition != Kind::none && condition <= Kind::version_after;
-    default: return condition == Kind::none;
+    case OpKind::callback:
+      return condition != Kind::none && condition <= Kind::version_after;
+    default:
+      return condition == Kind::none;
   }
 }
 
@@ -154,12 +167,14 @@ Result<void> validate(const Operation& operation, std::uint32_t partition_count,
     return fail(Code::invalid, "operation kind ", unsigned{kind}, " does not exist");
   if (operation.kind == OpKind::batch) return validate_batch(operation, partition_count, max_value_size);
   if (operation.key.size() > kMaxKeySize)
-    return fail(Code::invalid, name_of(operation.kind), ": key of ", operation.key.size(), " bytes; at most ", kMaxKeySize);
+    return fail(Code::invalid, name_of(operation.kind), ": key of ", operation.key.size(), " bytes; at most ",
+                kMaxKeySize);
   if (operation.kind == OpKind::scan) {
     if (static_cast<std::uint32_t>(operation.partition) >= partition_count)
       return fail(Code::invalid, "scan: partition ", static_cast<std::uint32_t>(operation.partition), " of ",
                   partition_count);
-    if (operation.limit > 10'000) return fail(Code::invalid, "scan: ", operation.limit, " entries a page; at most 10000");
+    if (operation.limit > 10'000)
+      return fail(Code::invalid, "scan: ", operation.limit, " entries a page; at most 10000");
     return {};
   }
   if (operation.key.empty())

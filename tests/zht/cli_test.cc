@@ -36,8 +36,8 @@ class CliTest : public testing::Test {
   }
   // Through the shell; what goes to stderr ends up in the file err.
   Ran run(const std::string& arguments, const std::string& before = "") const {
-    const std::string command = "export ZHT_DATA='" + folder_ + "/data'; unset ZHT_CLUSTER; " + before + " '" + program_ + "' " + arguments +
-                                " 2>'" + folder_ + "/err'";
+    const std::string command = "export ZHT_DATA='" + folder_ + "/data'; unset ZHT_CLUSTER; " + before + " '" +
+                                program_ + "' " + arguments + " 2>'" + folder_ + "/err'";
     Ran ran;
     FILE* pipe = popen(command.c_str(), "r");
     std::array<char, 4096> buffer;
@@ -90,26 +90,33 @@ TEST_F(CliTest, ValuesOfAnyBytesComeFromFilesAndStreams) {
 }
 
 TEST_F(CliTest, ScanFindsWhatBatchWrote) {
-  std::ofstream(folder_ + "/batch") << R"({"op":"insert","key":"{t}a","value":"1"})" << "\n"
-                                    << R"({"op":"append","key":"{t}b","value":"22"})" << "\n";
+  std::ofstream(folder_ + "/batch") << R"({"op":"insert","key":"{t}a","value":"1"})"
+                                    << "\n"
+                                    << R"({"op":"append","key":"{t}b","value":"22"})"
+                                    << "\n";
   out("batch '" + folder_ + "/batch'");
   out("insert other x");
   EXPECT_EQ(out("scan --count"), "3\n");
   EXPECT_EQ(json::parse(out("scan '{t}' --json")).size(), 2u);
   EXPECT_EQ(out("scan other").substr(0, 6), "other\t");
-  std::ofstream(folder_ + "/batch") << R"({"op":"remove","key":"{t}a"})" << "\n"
-                                    << R"({"op":"cswap","key":"{t}b","expect":"no","value":"x"})" << "\n";
+  std::ofstream(folder_ + "/batch") << R"({"op":"remove","key":"{t}a"})"
+                                    << "\n"
+                                    << R"({"op":"cswap","key":"{t}b","expect":"no","value":"x"})"
+                                    << "\n";
   EXPECT_EQ(run("batch '" + folder_ + "/batch'").status, 4);
   EXPECT_EQ(out("lookup '{t}a' --raw"), "1");
-  std::ofstream(folder_ + "/batch") << R"({"op":"insert","key":"one","value":"1"})" << "\n"
-                                    << R"({"op":"insert","key":"two","value":"1"})" << "\n";
+  std::ofstream(folder_ + "/batch") << R"({"op":"insert","key":"one","value":"1"})"
+                                    << "\n"
+                                    << R"({"op":"insert","key":"two","value":"1"})"
+                                    << "\n";
   EXPECT_EQ(run("batch '" + folder_ + "/batch'").status, 2) << "not one tag";
 }
 
 TEST_F(CliTest, CallbackWaitsForTheChangeOfAnother) {
   out("insert k old");
   auto waiting = std::async(std::launch::async, [this] {
-    const std::string command = "ZHT_DATA='" + folder_ + "/data' '" + program_ + "' callback k --equals new --raw --timeout 2min";
+    const std::string command =
+        "ZHT_DATA='" + folder_ + "/data' '" + program_ + "' callback k --equals new --raw --timeout 2min";
     FILE* pipe = popen(command.c_str(), "r");
     std::array<char, 64> buffer{};
     const std::size_t got = fread(buffer.data(), 1, buffer.size(), pipe);
@@ -125,7 +132,8 @@ TEST_F(CliTest, CallbackWaitsForTheChangeOfAnother) {
 
 TEST_F(CliTest, PipeAnswersEachLineInOrder) {
   std::string lines;
-  for (int i = 0; i < 300; i++) lines += R"({"op":"insert","key":"k)" + std::to_string(i) + R"(","value":"v)" + std::to_string(i) + "\"}\n";
+  for (int i = 0; i < 300; i++)
+    lines += R"({"op":"insert","key":"k)" + std::to_string(i) + R"(","value":"v)" + std::to_string(i) + "\"}\n";
   lines += "nonsense\n\n";
   for (int i = 0; i < 300; i++) lines += R"({"op":"lookup","key":"k)" + std::to_string(i) + "\"}\n";
   lines += R"({"op":"lookup","key":"none"})";  // no newline at the end
@@ -164,7 +172,8 @@ TEST_F(CliTest, StatusTellsTheNodeAndStopEndsIt) {
 }
 
 TEST_F(CliTest, BenchChecksWhatItMeasures) {
-  const json result = json::parse(out("bench --operation mix --count 2000 --keys 100 --connections 2 --in-flight 8 --json"));
+  const json result =
+      json::parse(out("bench --operation mix --count 2000 --keys 100 --connections 2 --in-flight 8 --json"));
   EXPECT_EQ(result["operations"], 2000);
   EXPECT_GT(result["ops_per_s"], 0);
   EXPECT_GE(result["p999_us"], result["p50_us"]);

@@ -102,7 +102,8 @@ TEST_F(ClientTest, EveryOperationAnswersAsItsCommentSays) {
   EXPECT_EQ(*c->update("n", "add", "1"), "42");
   EXPECT_EQ(c->update("n", "no such procedure", "").code(), Code::invalid);
   EXPECT_TRUE(c->batch({Operation::insert("{t}a", "1"), Operation::append("{t}b", "2")}));
-  EXPECT_EQ(c->batch({Operation::remove("{t}a"), Operation::check("{t}b", Condition::absent())}).code(), Code::conflict);
+  EXPECT_EQ(c->batch({Operation::remove("{t}a"), Operation::check("{t}b", Condition::absent())}).code(),
+            Code::conflict);
   EXPECT_EQ(c->lookup("{t}a")->value, "1") << "all or nothing";
   EXPECT_TRUE(c->remove("k"));
   EXPECT_EQ(c->remove("k").code(), Code::not_found);
@@ -111,7 +112,8 @@ TEST_F(ClientTest, EveryOperationAnswersAsItsCommentSays) {
   const std::string big(kMaxValueSize, 'b');
   ASSERT_TRUE(c->insert("big", big));
   EXPECT_EQ(c->lookup("big")->value, big);
-  EXPECT_EQ(c->call_all({Operation::insert("big", big), Operation::lookup("big"), Operation::lookup("")})[1].value, big);
+  EXPECT_EQ(c->call_all({Operation::insert("big", big), Operation::lookup("big"), Operation::lookup("")})[1].value,
+            big);
 }
 
 TEST_F(ClientTest, PipelinedOperationsFromManyThreadsAreAllAnsweredOnce) {
@@ -127,11 +129,12 @@ TEST_F(ClientTest, PipelinedOperationsFromManyThreadsAreAllAnsweredOnce) {
     pool.emplace_back([&, t] {
       for (int i = 0; i < each; i++) {
         const int number = t * each + i;
-        c->submit(Operation::insert("k" + std::to_string(number), std::to_string(number)), [&, number](Outcome outcome) {
-          answered[static_cast<std::size_t>(number)]++;
-          if (!outcome.ok()) wrong++;
-          if (--left == 0) done.set_value();
-        });
+        c->submit(Operation::insert("k" + std::to_string(number), std::to_string(number)),
+                  [&, number](Outcome outcome) {
+                    answered[static_cast<std::size_t>(number)]++;
+                    if (!outcome.ok()) wrong++;
+                    if (--left == 0) done.set_value();
+                  });
       }
     });
   for (auto& thread : pool) thread.join();
@@ -160,7 +163,10 @@ TEST_F(ClientTest, ACompletionMaySubmit) {
 // Every acknowledged append is there once; one whose outcome is unknown, at most once; one that failed, not at all.
 TEST_F(ClientTest, KilledUnderLoadEveryAcknowledgedAppendIsThereOnce) {
   const auto c = client();
-  struct Line { std::string text; Code code; };
+  struct Line {
+    std::string text;
+    Code code;
+  };
   std::mutex mutex;
   std::map<std::string, std::vector<Line>> lines;  // by key
   std::atomic<bool> stop{false};
@@ -185,7 +191,8 @@ TEST_F(ClientTest, KilledUnderLoadEveryAcknowledgedAppendIsThereOnce) {
         operations.push_back(Operation::append("log" + std::to_string(k % 3), "p." + std::to_string(i + k) + ";"));
       const auto answers = c->call_all(std::move(operations));
       for (int k = 0; k < 20; k++)
-        record("log" + std::to_string(k % 3), "p." + std::to_string(i + k) + ";", answers[static_cast<std::size_t>(k)].code);
+        record("log" + std::to_string(k % 3), "p." + std::to_string(i + k) + ";",
+               answers[static_cast<std::size_t>(k)].code);
     }
   });
   for (int round = 0; round < 5; round++) {
@@ -208,9 +215,12 @@ TEST_F(ClientTest, KilledUnderLoadEveryAcknowledgedAppendIsThereOnce) {
     }
     for (const Line& line : appended) {
       const int times = found[line.text];
-      if (line.code == Code::ok) EXPECT_EQ(times, 1) << key << " " << line.text;
-      else if (line.code == Code::timeout) EXPECT_LE(times, 1) << key << " " << line.text;
-      else EXPECT_EQ(times, 0) << key << " " << line.text << " " << base::name_of(line.code);
+      if (line.code == Code::ok)
+        EXPECT_EQ(times, 1) << key << " " << line.text;
+      else if (line.code == Code::timeout)
+        EXPECT_LE(times, 1) << key << " " << line.text;
+      else
+        EXPECT_EQ(times, 0) << key << " " << line.text << " " << base::name_of(line.code);
     }
   }
 }
@@ -324,7 +334,8 @@ TEST_F(ClientTest, OutstandingRequestsAreAnsweredWhenTheClientEnds) {
   {
     const auto c = client();
     ASSERT_TRUE(c->insert("other", "v"));
-    c->submit(Operation::callback("k", Condition::present()), [&](Outcome outcome) { ended.set_value(outcome.code); }, 600s);
+    c->submit(
+        Operation::callback("k", Condition::present()), [&](Outcome outcome) { ended.set_value(outcome.code); }, 600s);
   }
   auto future = ended.get_future();
   ASSERT_EQ(future.wait_for(0s), std::future_status::ready);

@@ -101,7 +101,9 @@ TEST(TableTest, SaysWhoOwnsAPartitionAndWhereItListens) {
 }
 
 TEST(TableTest, RefusesOneThatCannotBeUsed) {
-  const auto code_of = [](const wire::MembershipTable& table) { return parse_table(table.SerializeAsString(), true).code(); };
+  const auto code_of = [](const wire::MembershipTable& table) {
+    return parse_table(table.SerializeAsString(), true).code();
+  };
   EXPECT_EQ(parse_table("\xff\xff", true).code(), Code::corrupt);
   EXPECT_EQ(code_of({}), Code::corrupt);
   auto table = two_instances();

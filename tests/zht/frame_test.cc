@@ -143,7 +143,10 @@ TEST(WireTest, GarbledFramesAreDecodedOrRefused) {
   batch.entries = {{"key", 1, 2}};
   std::vector<std::string> frames(2);
   encode_reply(frames[0], OpKind::batch, batch, 1, 2, 3);
-  encode_request(frames[1], Operation::batch({Operation::cswap("{t}a", Condition::equals("x"), "y"), Operation::update("{t}b", "add", "1")}), {.request = 1});
+  encode_request(
+      frames[1],
+      Operation::batch({Operation::cswap("{t}a", Condition::equals("x"), "y"), Operation::update("{t}b", "add", "1")}),
+      {.request = 1});
   base::Random random(7);
   for (int round = 0; round < 200'000; round++) {
     std::string frame = frames[random.below(2)];

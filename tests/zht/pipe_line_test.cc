@@ -38,9 +38,12 @@ TEST(PipeLine, WhatIsWrongIsNamed) {
   EXPECT_EQ(error_of(R"({"op":"insert"})"), "\"key\" is missing");
   EXPECT_EQ(error_of(R"({"op":"insert","key":"k"})"), "insert: \"value\" is missing");
   EXPECT_EQ(error_of(R"({"op":"insert","key":17,"value":"v"})"), "\"key\" is not a string");
-  EXPECT_EQ(error_of(R"({"op":"insert","key":"k","key_b64":"aw==","value":"v"})"), "\"key\" and \"key_b64\" are both given");
-  EXPECT_EQ(error_of(R"({"op":"cswap","key":"k","value":"v"})"), "cswap: \"expect\" is missing; null expects that the key is absent");
-  EXPECT_EQ(error_of(R"({"op":"lookup","key":"k","timeout_ms":-1})"), "\"timeout_ms\" is not a whole number from 0 to 31536000000");
+  EXPECT_EQ(error_of(R"({"op":"insert","key":"k","key_b64":"aw==","value":"v"})"),
+            "\"key\" and \"key_b64\" are both given");
+  EXPECT_EQ(error_of(R"({"op":"cswap","key":"k","value":"v"})"),
+            "cswap: \"expect\" is missing; null expects that the key is absent");
+  EXPECT_EQ(error_of(R"({"op":"lookup","key":"k","timeout_ms":-1})"),
+            "\"timeout_ms\" is not a whole number from 0 to 31536000000");
   EXPECT_EQ(error_of(R"({"op":"lookup","key":"k","tiemout":1})"), "unknown field \"tiemout\"");
   EXPECT_NE(error_of(R"({"op":"steal","key":"k"})"), "fine");
   EXPECT_NE(error_of(R"({"op":"insert","key":"k","value_b64":"***"})"), "fine");
@@ -48,7 +51,8 @@ TEST(PipeLine, WhatIsWrongIsNamed) {
 }
 
 TEST(PipeLine, AnswersSayWhatHappened) {
-  const Operation lookup = Operation::lookup("k"), insert = Operation::insert("k", "v"), swap = Operation::cswap("k", Condition::absent(), "v"),
+  const Operation lookup = Operation::lookup("k"), insert = Operation::insert("k", "v"),
+                  swap = Operation::cswap("k", Condition::absent(), "v"),
                   callback = Operation::callback("k", Condition::present()), append = Operation::append("k", "v");
   Outcome outcome;
   outcome.present = true;

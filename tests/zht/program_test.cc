@@ -1,8 +1,8 @@
+#include "zht/support/program.h"
+
 #include <gtest/gtest.h>
 
 #include <CLI/CLI.hpp>
-
-#include "zht/support/program.h"
 
 namespace support {
 namespace {
@@ -79,8 +79,10 @@ TEST_F(ProgramTest, BadUsageIsOneLineAndExitTwo) {
   expect({"frobnicate"}, "prog: unknown verb 'frobnicate'; try 'prog --help'");
   expect({"put", "a"}, "prog: value is missing; try 'prog put --help'");
   expect({"put", "a", "b", "c"}, "prog: unexpected argument 'c'; try 'prog put --help'");
-  expect({"put", "a", "b", "--tll", "1s"}, "prog: unknown option '--tll', did you mean '--ttl'?; try 'prog put --help'");
-  expect({"put", "a", "b", "--ttl", "1"}, "prog: --ttl: duration '1' has no unit; write it as 10ms, 2s, 5min or 1h; try 'prog put --help'");
+  expect({"put", "a", "b", "--tll", "1s"},
+         "prog: unknown option '--tll', did you mean '--ttl'?; try 'prog put --help'");
+  expect({"put", "a", "b", "--ttl", "1"},
+         "prog: --ttl: duration '1' has no unit; write it as 10ms, 2s, 5min or 1h; try 'prog put --help'");
 }
 
 TEST_F(ProgramTest, AnErrorIsOneLineAndItsCodesExitStatus) {

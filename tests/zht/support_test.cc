@@ -49,7 +49,8 @@ TEST(Units, DurationsAreReadWithTheirUnit) {
   EXPECT_EQ(*parse_duration("1.5s"), 1500ms);
   EXPECT_EQ(*parse_duration("2min"), 120s);
   EXPECT_EQ(*parse_duration("0"), 0s);
-  for (const char* bad : {"", "10", "-1s", "1 s", "s", "1000000000d"}) EXPECT_EQ(parse_duration(bad).code(), Code::invalid) << bad;
+  for (const char* bad : {"", "10", "-1s", "1 s", "s", "1000000000d"})
+    EXPECT_EQ(parse_duration(bad).code(), Code::invalid) << bad;
   EXPECT_EQ(parse_duration("10").error().message, "duration '10' has no unit; write it as 10ms, 2s, 5min or 1h");
 }
 
@@ -64,15 +65,18 @@ TEST(Units, ArePrintedForPeople) {
 }
 
 TEST(Base64, GoesBothWaysAndRefusesTheRest) {
-  for (const std::string& bytes : {std::string(), std::string("f"), std::string("fo"), std::string("foo"), std::string("\0\xff\x80z", 4)})
+  for (const std::string& bytes :
+       {std::string(), std::string("f"), std::string("fo"), std::string("foo"), std::string("\0\xff\x80z", 4)})
     EXPECT_EQ(*from_base64(to_base64(bytes)), bytes);
   EXPECT_EQ(to_base64("foob"), "Zm9vYg==");
-  for (const char* bad : {"Zg", "Zg=", "Z===", "Zm=v", "Zm9*", "Zg==Zg=="}) EXPECT_EQ(from_base64(bad).code(), Code::invalid) << bad;
+  for (const char* bad : {"Zg", "Zg=", "Z===", "Zm=v", "Zm9*", "Zg==Zg=="})
+    EXPECT_EQ(from_base64(bad).code(), Code::invalid) << bad;
 }
 
 TEST(Utf8, IsTold) {
   EXPECT_TRUE(is_utf8("plain, \xc3\xa9, \xe2\x82\xac, \xf0\x9f\x98\x80"));
-  for (const char* bad : {"\x80", "\xc3", "\xc0\xaf", "\xed\xa0\x80", "\xf5\x80\x80\x80", "a\xff"}) EXPECT_FALSE(is_utf8(bad));
+  for (const char* bad : {"\x80", "\xc3", "\xc0\xaf", "\xed\xa0\x80", "\xf5\x80\x80\x80", "a\xff"})
+    EXPECT_FALSE(is_utf8(bad));
 }
 
 TEST(TableText, IsAlignedWithNumbersToTheRight) {
@@ -100,7 +104,8 @@ Config config_of(Settings& settings) {
 TEST_F(SupportTest, ConfigTakesFlagOverEnvironmentOverFileOverDefault) {
   Settings settings;
   Config config = config_of(settings);
-  ASSERT_TRUE(config.load_file(file("c.toml", "sync_interval = \"20ms\"\ndurability = \"always\"\n[store]\nmemory_limit = \"2MiB\"\n")));
+  ASSERT_TRUE(config.load_file(
+      file("c.toml", "sync_interval = \"20ms\"\ndurability = \"always\"\n[store]\nmemory_limit = \"2MiB\"\n")));
   setenv("SUPPORT_TEST_MEMORY", "4MiB", 1);
   ASSERT_TRUE(config.load_environment());
   unsetenv("SUPPORT_TEST_MEMORY");
@@ -143,7 +148,7 @@ TEST_F(SupportTest, LongSocketPathsGoThroughAShortLink) {
 
 TEST_F(SupportTest, PrivateFoldersAreMadeAndChecked) {
   ASSERT_TRUE(make_private_folder(folder_ + "/a/b"));
-  struct stat info{};
+  struct stat info {};
   stat((folder_ + "/a/b").c_str(), &info);
   EXPECT_EQ(info.st_mode & 0777, 0700u);
   EXPECT_TRUE(make_private_folder(folder_ + "/a/b"));

@@ -59,7 +59,8 @@ TEST(Validate, NamesWhatCanNeverWork) {
   EXPECT_EQ(code_of(Operation::batch({Operation::lookup("a"), Operation::lookup("b")})), Code::invalid);
   EXPECT_EQ(code_of(Operation::batch({Operation::callback("{t}a", Condition::present())})), Code::invalid);
   EXPECT_EQ(code_of(Operation::batch({Operation::batch({Operation::lookup("{t}a")})})), Code::invalid);
-  EXPECT_EQ(code_of(Operation::batch(std::vector<Operation>(kMaxBatchSize + 1, Operation::lookup("{t}a")))), Code::invalid);
+  EXPECT_EQ(code_of(Operation::batch(std::vector<Operation>(kMaxBatchSize + 1, Operation::lookup("{t}a")))),
+            Code::invalid);
   Operation odd = Operation::insert("k", "v");
   odd.condition = Condition::present();
   EXPECT_EQ(code_of(odd), Code::invalid);
@@ -85,9 +86,18 @@ class MapTables final : public Transaction {
     found.fragment_count = static_cast<std::uint32_t>(at->second.size());
     return found;
   }
-  Result<void> insert(Bytes key, Bytes value, Millis) override { data[std::string(key)] = {std::string(value)}; return {}; }
-  Result<void> append(Bytes key, Bytes value) override { data[std::string(key)].emplace_back(value); return {}; }
-  Result<void> remove(Bytes key) override { data.erase(std::string(key)); return {}; }
+  Result<void> insert(Bytes key, Bytes value, Millis) override {
+    data[std::string(key)] = {std::string(value)};
+    return {};
+  }
+  Result<void> append(Bytes key, Bytes value) override {
+    data[std::string(key)].emplace_back(value);
+    return {};
+  }
+  Result<void> remove(Bytes key) override {
+    data.erase(std::string(key));
+    return {};
+  }
   std::map<std::string, std::vector<std::string>> data;
 };
 

@@ -46,7 +46,7 @@ Result<Address> parse_address(const std::string& text) {
 
 Result<std::vector<Address>> parse_cluster(const std::string& text) {
   std::string list = text;
-  struct stat info{};
+  struct stat info {};
   if (stat(text.c_str(), &info) == 0 && S_ISREG(info.st_mode)) {
     TRY_LET(content, support::read_file(text, 1 << 20));
     list.clear();
@@ -57,7 +57,8 @@ Result<std::vector<Address>> parse_cluster(const std::string& text) {
       line.erase(line.find_last_not_of(" \t\r") + 1);
       if (!line.empty()) list += (list.empty() ? "" : ",") + line;
     }
-    if (list.empty()) return fail(Code::invalid, "cluster file ", text, " names no address; write one host:port a line");
+    if (list.empty())
+      return fail(Code::invalid, "cluster file ", text, " names no address; write one host:port a line");
   } else if (text.find('/') != std::string::npos && !text.starts_with("unix:")) {
     return fail(Code::not_found, "cluster file ", base::escape(text), " does not exist");
   }
@@ -78,8 +79,8 @@ Result<std::vector<SocketAddress>> resolve(const Address& address) {
     auto* unix_address = reinterpret_cast<sockaddr_un*>(&one.storage);
     unix_address->sun_family = AF_UNIX;
     if (address.path.size() >= sizeof unix_address->sun_path)
-      return fail(Code::invalid, "socket path ", address.path, " of ", address.path.size(), " bytes is too long; at most ",
-                  sizeof unix_address->sun_path - 1);
+      return fail(Code::invalid, "socket path ", address.path, " of ", address.path.size(),
+                  " bytes is too long; at most ", sizeof unix_address->sun_path - 1);
     std::memcpy(unix_address->sun_path, address.path.data(), address.path.size());
     one.size = sizeof(sockaddr_un);
     found.push_back(one);

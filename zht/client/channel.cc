@@ -127,7 +127,9 @@ Result<void> Channel::receive_more(base::Time deadline) {
     // A frame whose header is here is received into one buffer of its size.
     std::size_t wanted = to_ + room;
     if (to_ >= wire::kHeaderSize)
-      wanted = std::max(wanted, std::min<std::size_t>(wire::kHeaderSize + base::load<std::uint32_t>(in_.data() + 12), wire::kMaxFrameSize) + 1);
+      wanted = std::max(wanted, std::min<std::size_t>(wire::kHeaderSize + base::load<std::uint32_t>(in_.data() + 12),
+                                                      wire::kMaxFrameSize) +
+                                    1);
     if (in_.size() < wanted) in_.resize(wanted);
   }
   for (;;) {

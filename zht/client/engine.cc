@@ -20,7 +20,8 @@ using base::Time;
 
 constexpr Duration kFirstPause = 1ms, kLongestPause = 200ms;  // between tries, doubling
 constexpr Duration kSweepPrecision = 1ms;
-constexpr Duration kCallbackGrace = 500ms;  // the server says when a callback's time is over; this is for when it cannot
+constexpr Duration kCallbackGrace =
+    500ms;  // the server says when a callback's time is over; this is for when it cannot
 constexpr std::size_t kReadSize = 256 << 10;
 
 Duration pause_after(unsigned failures) {
@@ -34,7 +35,11 @@ Time now() { return base::SystemClock().now(); }
 class Engine::Loop {
  public:
   Loop(Session& session, Options options)
-      : session_(session), options_(std::move(options)), work_(asio::make_work_guard(io_)), timer_(io_), table_(session.table()) {}
+      : session_(session),
+        options_(std::move(options)),
+        work_(asio::make_work_guard(io_)),
+        timer_(io_),
+        table_(session.table()) {}
 
   void run() { io_.run(); }
 
@@ -78,7 +83,7 @@ class Engine::Loop {
     PartitionId partition{0};
     std::uint32_t instance = 0;  // id; waiting, sent
     unsigned tries = 0;
-    Time next_try{};         // resting
+    Time next_try{};          // resting
     std::uint64_t order = 0;  // of submission
     Error last{Code::unavailable, ""};
   };
@@ -91,9 +96,9 @@ class Engine::Loop {
     enum class State : std::uint8_t { down, connecting, up, resting } state = State::down;
     std::uint64_t connection = 0;  // counts connections, so that a late handler of an old one is recognised
     unsigned failures = 0;
-    Time until{};  // connecting: gives up; resting: tries again
+    Time until{};                        // connecting: gives up; resting: tries again
     std::vector<std::uint32_t> waiting;  // slots to send when it is up
-    std::string out;  // encoded requests
+    std::string out;                     // encoded requests
     std::size_t out_at = 0;
     bool writing = false, dirty = false;
     std::string in;  // received bytes in [in_from, in_to)
@@ -167,7 +172,8 @@ class Engine::Loop {
     }
     Slot& slot = slots_[index];
     slot.pending = std::move(pending);
-    if (slot.pending->number.sequence == 0 && is_recorded(slot.pending->operation.kind)) slot.pending->number = session_.begin(now());
+    if (slot.pending->number.sequence == 0 && is_recorded(slot.pending->operation.kind))
+      slot.pending->number = session_.begin(now());
     slot.partition = client::partition_of(slot.pending->operation, table_->partition_count);
     slot.tries = 0;
     slot.order = ++orders_;
@@ -209,7 +215,8 @@ class Engine::Loop {
       timeout_ms = static_cast<std::uint64_t>(std::max<std::int64_t>(left, 1));
     }
     const Session::Number number = slot.pending->number;
-    if (number.sequence != 0 && number.identity != floor_of_) {  // asked for once a round: it need not be the very newest
+    if (number.sequence != 0 &&
+        number.identity != floor_of_) {  // asked for once a round: it need not be the very newest
       floor_of_ = number.identity;
       floor_ = session_.floor(*number.identity);
     }
@@ -282,7 +289,8 @@ class Engine::Loop {
     receive_later(link);
     std::vector<std::uint32_t> waiting;
     waiting.swap(link.waiting);
-    std::sort(waiting.begin(), waiting.end(), [&](std::uint32_t a, std::uint32_t b) { return slots_[a].order < slots_[b].order; });
+    std::sort(waiting.begin(), waiting.end(),
+              [&](std::uint32_t a, std::uint32_t b) { return slots_[a].order < slots_[b].order; });
     for (const std::uint32_t index : waiting)
       if (slots_[index].state == Slot::State::waiting && slots_[index].instance == link.instance) route(index);
   }
@@ -323,7 +331,8 @@ class Engine::Loop {
   void write(Link& link) {
     while (link.state == Link::State::up && !link.writing && link.out_at < link.out.size()) {
       asio::error_code error;
-      const std::size_t sent = link.socket.write_some(asio::buffer(link.out.data() + link.out_at, link.out.size() - link.out_at), error);
+      const std::size_t sent =
+          link.socket.write_some(asio::buffer(link.out.data() + link.out_at, link.out.size() - link.out_at), error);
       link.out_at += sent;
       if (error == asio::error::would_block) {
         link.writing = true;
@@ -331,8 +340,10 @@ class Engine::Loop {
         link.socket.async_wait(Socket::wait_write, [this, &link, connection](asio::error_code failure) {
           if (ended_ || connection != link.connection) return;
           link.writing = false;
-          if (failure) broken(link, failure.message());
-          else write(link);
+          if (failure)
+            broken(link, failure.message());
+          else
+            write(link);
           turn();
         });
       } else if (error) {
@@ -354,8 +365,10 @@ class Engine::Loop {
     const std::uint64_t connection = link.connection;
     link.socket.async_wait(Socket::wait_read, [this, &link, connection](asio::error_code error) {
       if (ended_ || connection != link.connection) return;
-      if (error) broken(link, error.message());
-      else receive(link);
+      if (error)
+        broken(link, error.message());
+      else
+        receive(link);
       if (!ended_ && link.state == Link::State::up && connection == link.connection) receive_later(link);
       turn();
     });
@@ -376,7 +389,8 @@ class Engine::Loop {
       }
       link.in_to += got;
       while (link.in_from < link.in_to) {
-        const auto frame = wire::next_frame(Bytes(link.in).substr(link.in_from, link.in_to - link.in_from), wire::kMaxFrameSize);
+        const auto frame =
+            wire::next_frame(Bytes(link.in).substr(link.in_from, link.in_to - link.in_from), wire::kMaxFrameSize);
         if (!frame) {
           broken(link, frame.error().message);
           return;
@@ -399,7 +413,9 @@ class Engine::Loop {
     link.in_from = 0;
     std::size_t wanted = std::max(kReadSize, link.in_to + kReadSize / 4);
     if (link.in_to >= wire::kHeaderSize)
-      wanted = std::max(wanted, std::min<std::size_t>(wire::kHeaderSize + base::load<std::uint32_t>(link.in.data() + 12), wire::kMaxFrameSize));
+      wanted =
+          std::max(wanted, std::min<std::size_t>(wire::kHeaderSize + base::load<std::uint32_t>(link.in.data() + 12),
+                                                 wire::kMaxFrameSize));
     link.in.resize(wanted);
   }
 
@@ -409,7 +425,8 @@ class Engine::Loop {
       return;
     }
     const auto index = static_cast<std::uint32_t>(frame.request);
-    if (index >= slots_.size() || slots_[index].generation != frame.request >> 32 || slots_[index].state != Slot::State::sent)
+    if (index >= slots_.size() || slots_[index].generation != frame.request >> 32 ||
+        slots_[index].state != Slot::State::sent)
       return;  // given up meanwhile
     Slot& slot = slots_[index];
     if (frame.status == wire::kStatusRetry || frame.status == static_cast<std::uint8_t>(Code::unavailable)) {
@@ -570,7 +587,9 @@ Engine::~Engine() {
 }
 
 void Engine::submit(std::unique_ptr<Pending> pending) { loop_->submit(&pending, 1, on_thread()); }
-void Engine::submit_all(std::vector<std::unique_ptr<Pending>> pendings) { loop_->submit(pendings.data(), pendings.size(), on_thread()); }
+void Engine::submit_all(std::vector<std::unique_ptr<Pending>> pendings) {
+  loop_->submit(pendings.data(), pendings.size(), on_thread());
+}
 void Engine::table_changed() { loop_->table_changed(); }
 bool Engine::has_requests() const { return loop_->has_requests(); }
 

@@ -14,8 +14,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr Millis kAnswerTime = 5s;    // a node that accepts a connection answers within this
-constexpr Millis kStartTime = 120s;   // recovery of a large store included
+constexpr Millis kAnswerTime = 5s;   // a node that accepts a connection answers within this
+constexpr Millis kStartTime = 120s;  // recovery of a large store included
 
 std::uintmax_t size_of(const std::string& path) {
   std::error_code absent;
@@ -41,7 +41,8 @@ Result<LocalNode> answering(const std::string& data_folder, const Address& manag
 // Waits for the node that process `pid` is, or is about to be; 0: whoever holds the node's lock.
 Result<LocalNode> wait_for(const std::string& data_folder, const Address& manager, pid_t pid, std::uintmax_t log_size,
                            const std::atomic<bool>* cancelled) {
-  Result<LocalNode> node = fail(Code::unavailable, "the node in ", data_folder, " does not answer after ", kStartTime.count() / 1000, " s");
+  Result<LocalNode> node =
+      fail(Code::unavailable, "the node in ", data_folder, " does not answer after ", kStartTime.count() / 1000, " s");
   bool gone = false;
   support::wait_until(kStartTime, [&] {
     if (cancelled != nullptr && *cancelled) return true;
@@ -52,7 +53,8 @@ Result<LocalNode> wait_for(const std::string& data_folder, const Address& manage
     return node.has_value() || gone;
   });
   if (!node && gone)
-    return fail(Code::unavailable, "the local node in ", data_folder, " did not start: ", last_words(data_folder + "/node.log", log_size));
+    return fail(Code::unavailable, "the local node in ", data_folder,
+                " did not start: ", last_words(data_folder + "/node.log", log_size));
   return node;
 }
 
@@ -78,13 +80,15 @@ Result<LocalNode> start_node(const std::string& data_folder, const std::vector<s
   return node;
 }
 
-Result<LocalNode> find_node(const std::string& data_folder, bool start, bool quiet, const std::atomic<bool>* cancelled) {
+Result<LocalNode> find_node(const std::string& data_folder, bool start, bool quiet,
+                            const std::atomic<bool>* cancelled) {
   TRY_LET(manager, manager_of(data_folder));
   auto found = answering(data_folder, manager);
   if (found || found.code() != Code::unavailable) return found;
   const std::string node_lock = data_folder + "/node.lock";
   if (!start && !support::held_by(node_lock))
-    return fail(Code::unavailable, "no node runs in ", data_folder, "; start one with: zht serve --background --data ", data_folder);
+    return fail(Code::unavailable, "no node runs in ", data_folder, "; start one with: zht serve --background --data ",
+                data_folder);
   if (!start) return wait_for(data_folder, manager, 0, size_of(data_folder + "/node.log"), cancelled);
   TRY(support::make_private_folder(data_folder));
   TRY_LET(start_lock, support::LockFile::acquire(data_folder + "/start.lock", kStartTime));

@@ -33,8 +33,11 @@ Outcome failed(const Error& error) {
 }  // namespace
 
 NetworkClient::NetworkClient(ClientOptions options, Source source, std::shared_ptr<const Table> table)
-    : options_(std::move(options)), source_(std::move(source)), partition_count_(table->partition_count),
-      max_value_size_(table->max_value_size), session_(std::move(table)) {}
+    : options_(std::move(options)),
+      source_(std::move(source)),
+      partition_count_(table->partition_count),
+      max_value_size_(table->max_value_size),
+      session_(std::move(table)) {}
 
 NetworkClient::~NetworkClient() {
   {
@@ -54,8 +57,9 @@ NetworkClient::~NetworkClient() {
 
 Engine& NetworkClient::engine() {
   std::call_once(engine_once_, [this] {
-    engine_ = std::make_unique<Engine>(session_, Engine::Options{options_.connect_timeout, std::max<std::size_t>(options_.max_in_flight, 1),
-                                                                 [this] { want_table(); }});
+    engine_ = std::make_unique<Engine>(
+        session_, Engine::Options{options_.connect_timeout, std::max<std::size_t>(options_.max_in_flight, 1),
+                                  [this] { want_table(); }});
     engine_seen_ = engine_.get();
   });
   return *engine_;
@@ -63,7 +67,8 @@ Engine& NetworkClient::engine() {
 
 std::unique_ptr<Pending> NetworkClient::prepare(Operation&& operation, Completion&& completion, Millis timeout) const {
   auto pending = std::make_unique<Pending>();
-  if (auto valid = validate(operation, partition_count_, max_value_size_); !valid) pending->ready = failed(valid.error());
+  if (auto valid = validate(operation, partition_count_, max_value_size_); !valid)
+    pending->ready = failed(valid.error());
   pending->operation = std::move(operation);
   pending->completion = std::move(completion);
   pending->deadline = now() + (timeout.count() > 0 ? timeout : options_.timeout);
@@ -151,13 +156,16 @@ std::vector<Outcome> NetworkClient::call_all(std::vector<Operation> operations, 
   std::vector<std::unique_ptr<Pending>> pendings;
   pendings.reserve(operations.size());
   for (std::size_t i = 0; i < operations.size(); i++)
-    pendings.push_back(prepare(std::move(operations[i]), [&, i](Outcome outcome) {
-      answers[i] = std::move(outcome);
-      if (left.load(std::memory_order_relaxed) > 1 && left.fetch_sub(1) > 1) return;
-      const std::lock_guard lock(mutex);
-      left = 0;
-      done.notify_one();
-    }, timeout));
+    pendings.push_back(prepare(
+        std::move(operations[i]),
+        [&, i](Outcome outcome) {
+          answers[i] = std::move(outcome);
+          if (left.load(std::memory_order_relaxed) > 1 && left.fetch_sub(1) > 1) return;
+          const std::lock_guard lock(mutex);
+          left = 0;
+          done.notify_one();
+        },
+        timeout));
   engine().submit_all(std::move(pendings));
   std::unique_lock lock(mutex);
   done.wait(lock, [&] { return left == 0; });
@@ -168,8 +176,10 @@ void NetworkClient::want_table() {
   const std::lock_guard lock(finder_mutex_);
   if (closing_ || table_wanted_) return;
   table_wanted_ = true;
-  if (finder_.joinable()) finder_wanted_.notify_all();
-  else finder_ = std::thread([this] { look_for_table(); });
+  if (finder_.joinable())
+    finder_wanted_.notify_all();
+  else
+    finder_ = std::thread([this] { look_for_table(); });
 }
 
 void NetworkClient::look_for_table() {
@@ -206,7 +216,8 @@ bool NetworkClient::refresh_table() {
       continue;
     }
     if ((*table)->partition_count != partition_count_) {
-      logger().error("another cluster answers", {{"address", address.text()}, {"partitions", (*table)->partition_count}});
+      logger().error("another cluster answers",
+                     {{"address", address.text()}, {"partitions", (*table)->partition_count}});
       continue;
     }
     session_.set_table(*std::move(table));
@@ -236,7 +247,8 @@ Result<std::unique_ptr<Client>> connect(ClientOptions options) {
     source.seeds = std::move(seeds);
     table = std::move(found);
   }
-  return std::unique_ptr<Client>(std::make_unique<client::NetworkClient>(std::move(options), std::move(source), std::move(table)));
+  return std::unique_ptr<Client>(
+      std::make_unique<client::NetworkClient>(std::move(options), std::move(source), std::move(table)));
 }
 
 }  // namespace zht

@@ -26,24 +26,27 @@ Result<std::shared_ptr<const Table>> parse_table(base::Bytes message, bool same_
       tcp = std::move(address);
     }
     // A path of another machine may exist here too and lead to a stranger; a loopback address may be a tunnel's end.
-    if (!instance.unix_socket().empty() && same_machine)
-      one.addresses.push_back({instance.unix_socket(), {}, 0});
+    if (!instance.unix_socket().empty() && same_machine) one.addresses.push_back({instance.unix_socket(), {}, 0});
     if (tcp.port != 0) one.addresses.push_back(std::move(tcp));
     if (one.addresses.empty())
-      return fail(Code::corrupt, "membership table: instance ", instance.id(), " has no address that can be reached from here");
+      return fail(Code::corrupt, "membership table: instance ", instance.id(),
+                  " has no address that can be reached from here");
     index_of[one.id] = static_cast<std::uint32_t>(table->instances.size());
     table->instances.push_back(std::move(one));
   }
   table->owners.resize(table->partition_count, Owner{UINT32_MAX, 0});
   for (const wire::PartitionRun& run : proto.partitions()) {
     const auto primary = index_of.find(run.view().primary());
-    if (primary == index_of.end() || run.first() > table->partition_count || run.count() > table->partition_count - run.first())
-      return fail(Code::corrupt, "membership table: partitions ", run.first(), " and ", run.count(), " on are owned by instance ",
-                  run.view().primary(), ", which is not in it");
-    for (std::uint32_t i = 0; i < run.count(); i++) table->owners[run.first() + i] = {primary->second, run.view().epoch()};
+    if (primary == index_of.end() || run.first() > table->partition_count ||
+        run.count() > table->partition_count - run.first())
+      return fail(Code::corrupt, "membership table: partitions ", run.first(), " and ", run.count(),
+                  " on are owned by instance ", run.view().primary(), ", which is not in it");
+    for (std::uint32_t i = 0; i < run.count(); i++)
+      table->owners[run.first() + i] = {primary->second, run.view().epoch()};
   }
   for (std::uint32_t i = 0; i < table->partition_count; i++)
-    if (table->owners[i].instance == UINT32_MAX) return fail(Code::corrupt, "membership table: partition ", i, " has no owner");
+    if (table->owners[i].instance == UINT32_MAX)
+      return fail(Code::corrupt, "membership table: partition ", i, " has no owner");
   return std::shared_ptr<const Table>(std::move(table));
 }
 

@@ -276,7 +276,8 @@ Result<void> Node::Parts::listen_as_manager() {
     TRY_LET(parsed, net::parse_address(settings.listen));
     address = parsed;
     if (!is_loopback(address.first) && !settings.insecure)
-      return fail(Code::invalid, "listening on ", settings.listen, " would let anyone on the network in, unauthenticated; use a loopback address, or --insecure");
+      return fail(Code::invalid, "listening on ", settings.listen,
+                  " would let anyone on the network in, unauthenticated; use a loopback address, or --insecure");
     TRY_LET(bound, endpoint->listen_tcp(settings.listen));
     tcp = bound;
   }
@@ -308,7 +309,8 @@ Result<void> Node::Parts::listen() {
 Result<void> Node::Parts::listen_for_redis() {
   TRY_LET(wanted, net::parse_address(settings.resp));
   if (!is_loopback(wanted.first) && !settings.insecure)
-    return fail(Code::invalid, "listening on ", settings.resp, " would let anyone on the network in, unauthenticated; use a loopback address, or --insecure");
+    return fail(Code::invalid, "listening on ", settings.resp,
+                " would let anyone on the network in, unauthenticated; use a loopback address, or --insecure");
   ClientOptions options;
   options.cluster = "unix:" + table.instances.front().unix_socket;
   TRY_LET(client, connect(std::move(options)));

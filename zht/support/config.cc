@@ -19,9 +19,13 @@ std::size_t distance(const std::string& a, const std::string& b) {
   std::vector<std::vector<std::size_t>> d(a.size() + 1, std::vector<std::size_t>(b.size() + 1));
   for (std::size_t i = 0; i <= a.size(); i++)
     for (std::size_t j = 0; j <= b.size(); j++) {
-      if (i == 0 || j == 0) { d[i][j] = i + j; continue; }
+      if (i == 0 || j == 0) {
+        d[i][j] = i + j;
+        continue;
+      }
       d[i][j] = std::min({d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + (a[i - 1] != b[j - 1])});
-      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+        d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
     }
   return d[a.size()][b.size()];
 }
@@ -71,14 +75,27 @@ void Config::add_item(Item item) {
 }
 
 void Config::add(std::string key, std::string& to, std::string help, std::string environment) {
-  add_item({std::move(key), std::move(help), std::move(environment), {}, true,
-            [&to](const std::string& text) -> Result<void> { to = text; return {}; }, [&to] { return to; }});
+  add_item({std::move(key),
+            std::move(help),
+            std::move(environment),
+            {},
+            true,
+            [&to](const std::string& text) -> Result<void> {
+              to = text;
+              return {};
+            },
+            [&to] { return to; }});
 }
 
 void Config::add(std::string key, bool& to, std::string help, std::string environment) {
-  add_item({std::move(key), std::move(help), std::move(environment), {}, false,
+  add_item({std::move(key),
+            std::move(help),
+            std::move(environment),
+            {},
+            false,
             [&to](const std::string& text) -> Result<void> {
-              if (text != "true" && text != "false") return fail(Code::invalid, "'", text, "' is neither true nor false");
+              if (text != "true" && text != "false")
+                return fail(Code::invalid, "'", text, "' is neither true nor false");
               to = text == "true";
               return {};
             },
@@ -87,7 +104,11 @@ void Config::add(std::string key, bool& to, std::string help, std::string enviro
 
 void Config::add(std::string key, std::uint64_t& to, std::uint64_t least, std::uint64_t most, std::string help,
                  std::string environment) {
-  add_item({std::move(key), std::move(help), std::move(environment), {}, false,
+  add_item({std::move(key),
+            std::move(help),
+            std::move(environment),
+            {},
+            false,
             [&to, least, most](const std::string& text) -> Result<void> {
               TRY_LET(number, parse_number(text, least, most));
               to = number;
@@ -97,7 +118,11 @@ void Config::add(std::string key, std::uint64_t& to, std::uint64_t least, std::u
 }
 
 void Config::add_size(std::string key, std::uint64_t& to, std::string help, std::string environment) {
-  add_item({std::move(key), std::move(help), std::move(environment), {}, true,
+  add_item({std::move(key),
+            std::move(help),
+            std::move(environment),
+            {},
+            true,
             [&to](const std::string& text) -> Result<void> {
               TRY_LET(size, parse_size(text));
               to = size;
@@ -111,14 +136,19 @@ void Config::add_size(std::string key, std::uint64_t& to, std::string help, std:
 }
 
 void Config::add_duration(std::string key, base::Duration& to, std::string help, std::string environment) {
-  add_item({std::move(key), std::move(help), std::move(environment), {}, true,
+  add_item({std::move(key),
+            std::move(help),
+            std::move(environment),
+            {},
+            true,
             [&to](const std::string& text) -> Result<void> {
               TRY_LET(duration, parse_duration(text));
               to = duration;
               return {};
             },
             [&to] {
-              for (const auto& [nanos, unit] : {std::pair{std::int64_t{1'000'000'000}, "s"}, {1'000'000, "ms"}, {1000, "us"}})
+              for (const auto& [nanos, unit] :
+                   {std::pair{std::int64_t{1'000'000'000}, "s"}, {1'000'000, "ms"}, {1000, "us"}})
                 if (to.count() % nanos == 0) return std::to_string(to.count() / nanos) + unit;
               return std::to_string(to.count()) + "ns";
             }});
@@ -126,7 +156,11 @@ void Config::add_duration(std::string key, base::Duration& to, std::string help,
 
 void Config::add_choice(std::string key, std::string& to, std::vector<std::string> choices, std::string help,
                         std::string environment) {
-  add_item({std::move(key), std::move(help), std::move(environment), {}, true,
+  add_item({std::move(key),
+            std::move(help),
+            std::move(environment),
+            {},
+            true,
             [&to, choices = std::move(choices)](const std::string& text) -> Result<void> {
               if (std::find(choices.begin(), choices.end(), text) == choices.end()) {
                 std::string all;
@@ -159,11 +193,13 @@ Result<void> Config::load_table(const void* opaque, const std::string& prefix, c
       std::vector<std::string> keys;
       for (const Item& known : items_) keys.push_back(known.key);
       const std::string near = nearest_of(key, keys);
-      return fail(Code::invalid, place, ": no setting '", key, "'", near.empty() ? "" : "; did you mean '" + near + "'?");
+      return fail(Code::invalid, place, ": no setting '", key, "'",
+                  near.empty() ? "" : "; did you mean '" + near + "'?");
     }
     auto text = text_of(node);
     if (!text) return base::add_context(place + ": " + key, std::move(text).error());
-    if (auto parsed = item->parse(*text); !parsed) return base::add_context(place + ": " + key, std::move(parsed).error());
+    if (auto parsed = item->parse(*text); !parsed)
+      return base::add_context(place + ": " + key, std::move(parsed).error());
     item->origin = place;
   }
   return {};
@@ -185,7 +221,8 @@ Result<void> Config::load_environment() {
   for (Item& item : items_) {
     const char* value = item.environment.empty() ? nullptr : std::getenv(item.environment.c_str());
     if (value == nullptr || *value == '\0') continue;
-    if (auto parsed = item.parse(value); !parsed) return base::add_context("$" + item.environment, std::move(parsed).error());
+    if (auto parsed = item.parse(value); !parsed)
+      return base::add_context("$" + item.environment, std::move(parsed).error());
     item.origin = "$" + item.environment;
   }
   return {};

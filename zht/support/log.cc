@@ -17,7 +17,8 @@ std::shared_ptr<spdlog::logger> make_logger(spdlog::sink_ptr sink) {
   logger->set_level(spdlog::level::trace);
   logger->flush_on(spdlog::level::trace);
   // The level is written by us: spdlog calls it "warning".
-  logger->set_formatter(std::make_unique<spdlog::pattern_formatter>("%Y-%m-%dT%H:%M:%S.%eZ %v", spdlog::pattern_time_type::utc));
+  logger->set_formatter(
+      std::make_unique<spdlog::pattern_formatter>("%Y-%m-%dT%H:%M:%S.%eZ %v", spdlog::pattern_time_type::utc));
   return logger;
 }
 
@@ -61,8 +62,10 @@ Field::Field(std::string_view k, double v) : key(k) {
 base::Result<void> set_log(LogOptions options) {
   spdlog::sink_ptr sink;
   try {
-    if (options.file.empty()) sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
-    else sink = std::make_shared<spdlog::sinks::basic_file_sink_mt>(options.file);
+    if (options.file.empty())
+      sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
+    else
+      sink = std::make_shared<spdlog::sinks::basic_file_sink_mt>(options.file);
   } catch (const spdlog::spdlog_ex& error) {
     return base::fail(base::Code::io, "log file ", options.file, ": ", error.what());
   }

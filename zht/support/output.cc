@@ -150,7 +150,9 @@ std::string to_base64(std::string_view bytes) {
 }
 
 Result<std::string> from_base64(std::string_view text) {
-  const auto bad = [&](std::string_view why) { return fail(Code::invalid, "base64 of ", text.size(), " characters: ", why); };
+  const auto bad = [&](std::string_view why) {
+    return fail(Code::invalid, "base64 of ", text.size(), " characters: ", why);
+  };
   if (text.size() % 4 != 0) return bad("the length is not a multiple of 4");
   std::string out;
   for (std::size_t i = 0; i < text.size(); i += 4) {
@@ -159,8 +161,10 @@ Result<std::string> from_base64(std::string_view text) {
     for (std::size_t k = 0; k < 4; k++) {
       const char c = text[i + k];
       const char* at = c == '\0' ? nullptr : std::strchr(kBase64, c);
-      if (c == '=' && i + 4 == text.size() && k >= 2) padding++;
-      else if (at == nullptr || padding > 0) return bad("character " + std::to_string(i + k) + " does not belong there");
+      if (c == '=' && i + 4 == text.size() && k >= 2)
+        padding++;
+      else if (at == nullptr || padding > 0)
+        return bad("character " + std::to_string(i + k) + " does not belong there");
       group = group << 6 | (c == '=' ? 0u : static_cast<std::uint32_t>(at - kBase64));
     }
     for (std::size_t k = 0; k + padding < 3; k++) out += static_cast<char>(group >> (16 - 8 * k));
@@ -171,8 +175,11 @@ Result<std::string> from_base64(std::string_view text) {
 bool is_utf8(std::string_view bytes) {
   for (std::size_t i = 0; i < bytes.size();) {
     const auto lead = static_cast<unsigned char>(bytes[i]);
-    const std::size_t more = lead < 0x80 ? 0 : lead >= 0xc2 && lead < 0xe0 ? 1 : lead >= 0xe0 && lead < 0xf0 ? 2
-                           : lead >= 0xf0 && lead < 0xf5 ? 3 : 4;
+    const std::size_t more = lead < 0x80                   ? 0
+                             : lead >= 0xc2 && lead < 0xe0 ? 1
+                             : lead >= 0xe0 && lead < 0xf0 ? 2
+                             : lead >= 0xf0 && lead < 0xf5 ? 3
+                                                           : 4;
     if (more == 4 || i + more >= bytes.size()) return false;
     for (std::size_t k = 1; k <= more; k++)
       if ((static_cast<unsigned char>(bytes[i + k]) & 0xc0) != 0x80) return false;
@@ -188,17 +195,16 @@ bool is_utf8(std::string_view bytes) {
 
 Result<std::uint64_t> parse_size(std::string_view text) {
   static const std::vector<Unit> units{
-      {"B", 1},          {"k", 1024.0},     {"K", 1024.0},     {"KiB", 1024.0},   {"kB", 1e3},
-      {"m", 0x1p20},     {"M", 0x1p20},     {"MiB", 0x1p20},   {"MB", 1e6},       {"g", 0x1p30},
-      {"G", 0x1p30},     {"GiB", 0x1p30},   {"GB", 1e9},       {"t", 0x1p40},     {"T", 0x1p40},
-      {"TiB", 0x1p40},   {"TB", 1e12}};
+      {"B", 1},      {"k", 1024.0},   {"K", 1024.0}, {"KiB", 1024.0}, {"kB", 1e3},   {"m", 0x1p20},
+      {"M", 0x1p20}, {"MiB", 0x1p20}, {"MB", 1e6},   {"g", 0x1p30},   {"G", 0x1p30}, {"GiB", 0x1p30},
+      {"GB", 1e9},   {"t", 0x1p40},   {"T", 0x1p40}, {"TiB", 0x1p40}, {"TB", 1e12}};
   TRY_LET(bytes, parse_with_unit("size", text, units, "64MiB, 10kB or 512B"));
   return static_cast<std::uint64_t>(std::llround(bytes));
 }
 
 Result<base::Duration> parse_duration(std::string_view text) {
-  static const std::vector<Unit> units{{"ns", 1},    {"us", 1e3},     {"ms", 1e6},      {"s", 1e9},     {"m", 60e9},
-                                       {"min", 60e9}, {"h", 3600e9}, {"d", 86400e9}};
+  static const std::vector<Unit> units{{"ns", 1},   {"us", 1e3},   {"ms", 1e6},   {"s", 1e9},
+                                       {"m", 60e9}, {"min", 60e9}, {"h", 3600e9}, {"d", 86400e9}};
   TRY_LET(nanos, parse_with_unit("duration", text, units, "10ms, 2s, 5min or 1h"));
   return base::Duration(std::llround(nanos));
 }

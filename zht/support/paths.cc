@@ -28,13 +28,14 @@ std::string environment(const char* name) {
 
 // A folder that only this user can have made and can change.
 Result<void> check_private(const std::string& path) {
-  struct stat info{};
+  struct stat info {};
   if (lstat(path.c_str(), &info) != 0) return fail_errno(errno, path);
   if (!S_ISDIR(info.st_mode)) return fail(Code::invalid, path, " is not a folder; remove it or name another");
   if (info.st_uid != geteuid())
     return fail(Code::invalid, path, " belongs to user ", info.st_uid, ", not to ", geteuid(), "; name another folder");
   if ((info.st_mode & 0022) != 0)
-    return fail(Code::invalid, path, " can be written by others (mode ", std::oct, info.st_mode & 0777, "); chmod 700 it");
+    return fail(Code::invalid, path, " can be written by others (mode ", std::oct, info.st_mode & 0777,
+                "); chmod 700 it");
   return {};
 }
 
@@ -55,19 +56,21 @@ Result<std::string> data_folder(const std::string& flag) {
   std::string home = environment("HOME");
   if (home.empty())
     if (const passwd* user = getpwuid(geteuid()); user != nullptr) home = user->pw_dir;
-  if (home.empty()) return fail(Code::invalid, "no data folder: neither ZHT_DATA, XDG_DATA_HOME nor HOME is set; give --data DIR");
+  if (home.empty())
+    return fail(Code::invalid, "no data folder: neither ZHT_DATA, XDG_DATA_HOME nor HOME is set; give --data DIR");
   return absolute_path(home + "/.local/share/zht");
 }
 
 Result<void> make_private_folder(const std::string& path) {
-  struct stat info{};
+  struct stat info {};
   if (stat(path.c_str(), &info) != 0) {
     if (errno != ENOENT) return fail_errno(errno, "folder " + path);
     const std::size_t slash = path.find_last_of('/');
     if (slash != std::string::npos && slash > 0) {
       std::error_code error;
       std::filesystem::create_directories(path.substr(0, slash), error);
-      if (error) return fail(base::code_of_errno(error.value()), "folder ", path.substr(0, slash), ": ", error.message());
+      if (error)
+        return fail(base::code_of_errno(error.value()), "folder ", path.substr(0, slash), ": ", error.message());
     }
     if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return fail_errno(errno, "folder " + path);
     if (stat(path.c_str(), &info) != 0) return fail_errno(errno, "folder " + path);
@@ -96,7 +99,8 @@ Result<std::string> socket_path(const std::string& folder, const std::string& na
     return fail(Code::invalid, "socket name '", name, "' is too long: ", through.size(), " bytes, at most ", most);
   if (symlink(target.c_str(), link.c_str()) != 0 && errno != EEXIST) return fail_errno(errno, "link " + link);
   const auto points_to = std::filesystem::read_symlink(link, ignored);
-  if (points_to != target) return fail(Code::invalid, link, " points to ", points_to, ", not to ", target, "; remove it");
+  if (points_to != target)
+    return fail(Code::invalid, link, " points to ", points_to, ", not to ", target, "; remove it");
   return through;
 }
 

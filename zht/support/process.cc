@@ -124,15 +124,18 @@ Result<pid_t> start(const std::vector<std::string>& argv, const std::string& log
     return fail_errno(fork_error, "fork");
   }
   if (detached)
-    while (waitpid(child, nullptr, 0) < 0 && errno == EINTR) {}
+    while (waitpid(child, nullptr, 0) < 0 && errno == EINTR) {
+    }
   pid_t pid = child;
   int error = 0;
   Report report{};
   for (ssize_t got; (got = read(pipe_fds[0], &report, sizeof report)) != 0;) {  // ends when exec has closed the pipe
     if (got < 0 && errno == EINTR) continue;
     if (got != sizeof report) break;
-    if (report.kind == Report::started) pid = report.value;
-    else error = report.value;
+    if (report.kind == Report::started)
+      pid = report.value;
+    else
+      error = report.value;
   }
   if (pid < 0) error = EAGAIN;
   if (error != 0 && !detached) waitpid(child, nullptr, 0);
@@ -142,7 +145,7 @@ Result<pid_t> start(const std::vector<std::string>& argv, const std::string& log
 }
 
 bool is_program(const std::string& path) {
-  struct stat info{};
+  struct stat info {};
   return stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) && access(path.c_str(), X_OK) == 0;
 }
 
@@ -156,7 +159,8 @@ std::optional<pid_t> read_pid(int fd) {
 
 }  // namespace
 
-Result<pid_t> spawn_background(const std::vector<std::string>& argv, const std::string& log_file, const std::string& folder) {
+Result<pid_t> spawn_background(const std::vector<std::string>& argv, const std::string& log_file,
+                               const std::string& folder) {
   return start(argv, log_file, folder, true, false);
 }
 Result<pid_t> spawn_child(const std::vector<std::string>& argv, const std::string& log_file, bool die_with_parent) {
@@ -230,8 +234,8 @@ std::optional<int> SignalWaiter::wait(milliseconds timeout) {
   for (;;) {
     int left = -1;
     if (timeout.count() >= 0)
-      left = static_cast<int>(std::max<std::int64_t>(
-          0, std::chrono::duration_cast<milliseconds>(deadline - steady_clock::now()).count()));
+      left = static_cast<int>(
+          std::max<std::int64_t>(0, std::chrono::duration_cast<milliseconds>(deadline - steady_clock::now()).count()));
     pollfd poll_fd{fd_, POLLIN, 0};
     const int ready = poll(&poll_fd, 1, left);
     if (ready < 0 && errno == EINTR) continue;
@@ -307,7 +311,9 @@ Result<std::string> find_program(const std::string& name) {
   for (const std::string& candidate : {self_folder() + "/" + name, self_folder() + "/../bin/" + name})
     if (is_program(candidate)) return candidate;
   auto found = in_path(name);
-  if (!found) return fail(Code::not_found, "program '", name, "' is neither in ", self_folder(), " nor in PATH; install it there");
+  if (!found)
+    return fail(Code::not_found, "program '", name, "' is neither in ", self_folder(),
+                " nor in PATH; install it there");
   return found;
 }
 

@@ -16,9 +16,11 @@ bool takes_value(const std::string& flag) { return flag == "--cluster" || flag =
 
 void add_common(CLI::App& app, CommonFlags& common) {
   const std::string group = "Common options";
-  app.add_option("--cluster", common.cluster, "host:port[,host:port...] or a file of them; default $ZHT_CLUSTER, else the local node")
+  app.add_option("--cluster", common.cluster,
+                 "host:port[,host:port...] or a file of them; default $ZHT_CLUSTER, else the local node")
       ->group(group);
-  app.add_option("--data", common.data, "data folder of the local node; default $ZHT_DATA, else ~/.local/share/zht")->group(group);
+  app.add_option("--data", common.data, "data folder of the local node; default $ZHT_DATA, else ~/.local/share/zht")
+      ->group(group);
   add_duration(app, "--timeout", common.timeout, "how long to try, such as 500ms or 10s")->group(group);
   app.add_flag("--json", common.json, "print exactly one JSON value")->group(group);
   app.add_flag("-q,--quiet", common.quiet, "no progress and no remarks")->group(group);
@@ -64,11 +66,13 @@ template <typename Value, typename Parse>
 CLI::Option* add_parsed(CLI::App& app, const std::string& name, Value& to, const std::string& help, Parse parse) {
   const std::string shown = name.substr(name.rfind(',') == std::string::npos ? 0 : name.rfind(',') + 1);
   return app.add_option_function<std::string>(
-      name, [&to, parse, shown](const std::string& text) {
+      name,
+      [&to, parse, shown](const std::string& text) {
         auto parsed = parse(text);
         if (!parsed) throw CLI::ValidationError(shown, parsed.error().message);
         to = *parsed;
-      }, help);
+      },
+      help);
 }
 
 }  // namespace
@@ -82,13 +86,16 @@ zht::ClientOptions CommonFlags::client_options() const {
   return options;
 }
 
-CLI::Option* add_duration(CLI::App& app, const std::string& name, std::chrono::milliseconds& to, const std::string& help) {
-  auto* option = add_parsed(app, name, to, help, [](const std::string& text) -> base::Result<std::chrono::milliseconds> {
-    TRY_LET(duration, parse_duration(text));
-    const auto millis = std::chrono::duration_cast<std::chrono::milliseconds>(duration);
-    if (millis.count() == 0 && duration.count() > 0) return base::fail(base::Code::invalid, "'", text, "' is less than 1ms");
-    return millis;
-  });
+CLI::Option* add_duration(CLI::App& app, const std::string& name, std::chrono::milliseconds& to,
+                          const std::string& help) {
+  auto* option =
+      add_parsed(app, name, to, help, [](const std::string& text) -> base::Result<std::chrono::milliseconds> {
+        TRY_LET(duration, parse_duration(text));
+        const auto millis = std::chrono::duration_cast<std::chrono::milliseconds>(duration);
+        if (millis.count() == 0 && duration.count() > 0)
+          return base::fail(base::Code::invalid, "'", text, "' is less than 1ms");
+        return millis;
+      });
   return option->type_name("DURATION");
 }
 
@@ -100,14 +107,18 @@ void complain(const std::string& program, const std::string& message) {
   std::string line;
   for (const char c : message) {
     const auto byte = static_cast<unsigned char>(c);
-    if (byte >= 0x20 && byte != 0x7f) line += c;
-    else line += base::escape(std::string_view(&c, 1));
+    if (byte >= 0x20 && byte != 0x7f)
+      line += c;
+    else
+      line += base::escape(std::string_view(&c, 1));
   }
   std::fprintf(stderr, "%s: %s\n", program.c_str(), line.c_str());
 }
 
 Verb::Verb(std::string name, std::string summary, std::vector<std::string> examples, std::string title)
-    : name_(std::move(name)), summary_(std::move(summary)), examples_(std::move(examples)),
+    : name_(std::move(name)),
+      summary_(std::move(summary)),
+      examples_(std::move(examples)),
       app_(std::make_unique<CLI::App>(summary_, std::move(title))) {}
 Verb::~Verb() = default;
 
@@ -128,7 +139,8 @@ Verb& Program::verb(std::string name, std::string summary, std::vector<std::stri
 }
 
 std::string Program::help() const {
-  std::string text = show_examples(examples_) + name_ + ": " + summary_ + "\n\nUsage: " + name_ + " VERB [OPTIONS] ...\n\nVerbs:\n";
+  std::string text =
+      show_examples(examples_) + name_ + ": " + summary_ + "\n\nUsage: " + name_ + " VERB [OPTIONS] ...\n\nVerbs:\n";
   std::size_t width = 0;
   for (const auto& verb : verbs_) width = std::max(width, verb->name_.size());
   for (const auto& verb : verbs_)
@@ -208,7 +220,8 @@ int Program::dispatch(std::vector<std::string> arguments) {
   }
   if (!found) {
     const std::string near = nearest(arguments[at]);
-    return usage_error("unknown verb '" + arguments[at] + "'" + (near.empty() ? "" : ", did you mean '" + near + "'?"), name_);
+    return usage_error("unknown verb '" + arguments[at] + "'" + (near.empty() ? "" : ", did you mean '" + near + "'?"),
+                       name_);
   }
   const auto first = arguments.begin() + static_cast<std::ptrdiff_t>(at);
   arguments.erase(first, first + static_cast<std::ptrdiff_t>(words));

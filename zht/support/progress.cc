@@ -51,7 +51,8 @@ void Progress::draw(bool last) {
   line += " " + human_count(static_cast<std::uint64_t>(rate)) + "/s " +
           human_duration(std::chrono::duration_cast<base::Duration>(std::chrono::duration<double>(seconds)));
   if (!last && total_ > done_ && rate > 0)
-    line += ", " + human_duration(std::chrono::seconds(static_cast<long>(static_cast<double>(total_ - done_) / rate))) + " left";
+    line += ", " + human_duration(std::chrono::seconds(static_cast<long>(static_cast<double>(total_ - done_) / rate))) +
+            " left";
   if (!note_.empty()) line += " " + note_;
   std::fprintf(stderr, "\r\033[K%s%s", line.c_str(), last ? "\n" : "");
   std::fflush(stderr);

@@ -23,10 +23,12 @@ std::string file_of(const std::string& data_folder, const std::string& name, con
 }
 
 Result<void> check_name(const std::string& name) {
-  const bool fine = !name.empty() && name.size() <= 100 && name[0] != '.' &&
-                    name.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") == std::string::npos;
+  const bool fine =
+      !name.empty() && name.size() <= 100 && name[0] != '.' &&
+      name.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") == std::string::npos;
   if (!fine)
-    return fail(Code::invalid, "service name '", base::escape(name), "'; 1 to 100 letters, digits, '.', '_' or '-', no dot first");
+    return fail(Code::invalid, "service name '", base::escape(name),
+                "'; 1 to 100 letters, digits, '.', '_' or '-', no dot first");
   return {};
 }
 
@@ -46,9 +48,11 @@ Result<Service> read_service(const std::string& path, const std::string& name) {
 std::vector<std::string> names_with(const std::string& data_folder, const std::string& ending) {
   std::vector<std::string> names;
   std::error_code error;
-  for (std::filesystem::directory_iterator at(folder_of(data_folder), error), end; !error && at != end; at.increment(error)) {
+  for (std::filesystem::directory_iterator at(folder_of(data_folder), error), end; !error && at != end;
+       at.increment(error)) {
     const std::string file = at->path().filename().string();
-    if (file.size() > ending.size() && file.ends_with(ending)) names.push_back(file.substr(0, file.size() - ending.size()));
+    if (file.size() > ending.size() && file.ends_with(ending))
+      names.push_back(file.substr(0, file.size() - ending.size()));
   }
   std::sort(names.begin(), names.end());
   return names;
@@ -78,8 +82,10 @@ Result<std::vector<Service>> list_services(const std::string& data_folder, std::
   for (const std::string& name : names_with(data_folder, ".json")) {
     auto service = check_name(name) ? read_service(file_of(data_folder, name, ".json"), name)
                                     : Result<Service>(fail(Code::invalid, name));
-    if (service) services.push_back(*std::move(service));
-    else if (broken != nullptr) broken->push_back(name);
+    if (service)
+      services.push_back(*std::move(service));
+    else if (broken != nullptr)
+      broken->push_back(name);
   }
   return services;
 }

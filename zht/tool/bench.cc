@@ -1,5 +1,5 @@
-// `zht bench`: how fast is this store? Each connection is a client of its own with a number of operations in flight; every
-// answer is checked.
+// `zht bench`: how fast is this store? Each connection is a client of its own with a number of operations in flight;
+// every answer is checked.
 #include <CLI/CLI.hpp>
 #include <array>
 #include <atomic>
@@ -74,15 +74,15 @@ std::string key_of(const BenchOptions& options, std::uint64_t number) {
 // Every key has one value, so that any lookup can be checked: its number, then letters from a place in the alphabet.
 std::string value_of(const BenchOptions& options, std::uint64_t number) {
   std::string value = std::to_string(number) + ":";
-  if (value.size() < options.value_size)
-    value.append(options.letters, number % 26, options.value_size - value.size());
+  if (value.size() < options.value_size) value.append(options.letters, number % 26, options.value_size - value.size());
   return value;
 }
 
 // One connection's share of the load.
 class Worker {
  public:
-  Worker(const BenchOptions& options, std::unique_ptr<Client> client, std::uint64_t seed, std::atomic<std::uint64_t>& done)
+  Worker(const BenchOptions& options, std::unique_ptr<Client> client, std::uint64_t seed,
+         std::atomic<std::uint64_t>& done)
       : options_(options), client_(std::move(client)), random_(seed), done_(done) {}
 
   void run(steady_clock::time_point end) {
@@ -119,12 +119,14 @@ class Worker {
     return random_.below(options_.keys);
   }
   Operation make(std::uint64_t number, bool set) const {
-    return set ? Operation::insert(key_of(options_, number), value_of(options_, number)) : Operation::lookup(key_of(options_, number));
+    return set ? Operation::insert(key_of(options_, number), value_of(options_, number))
+               : Operation::lookup(key_of(options_, number));
   }
   void finish(const Outcome& outcome, std::uint64_t number, bool set, steady_clock::time_point began) {
     histogram_.add(static_cast<std::uint64_t>((steady_clock::now() - began).count()));
     done_.fetch_add(1, std::memory_order_relaxed);
-    if (!outcome.ok()) failure_ = std::string(base::name_of(outcome.code)) + " for " + key_of(options_, number) + ": " + outcome.message;
+    if (!outcome.ok())
+      failure_ = std::string(base::name_of(outcome.code)) + " for " + key_of(options_, number) + ": " + outcome.message;
     else if (set ? outcome.version == 0 : outcome.value != value_of(options_, number))
       failure_ = "wrong answer for " + key_of(options_, number) + ": \"" + base::escape(outcome.value, 60) + "\"";
   }
@@ -209,10 +211,18 @@ Result<void> bench(const support::Program& program, const BenchOptions& options)
   }
   const double rate = static_cast<double>(all.count()) / seconds;
   if (program.common().json) {
-    support::print_json({{"operation", options.operation}, {"connections", options.connections}, {"in_flight", options.depth},
-                         {"key_size", options.key_size}, {"value_size", options.value_size}, {"keys", options.keys},
-                         {"operations", all.count()}, {"seconds", seconds}, {"ops_per_s", rate},
-                         {"p50_us", all.micros_at(0.5)}, {"p99_us", all.micros_at(0.99)}, {"p999_us", all.micros_at(0.999)},
+    support::print_json({{"operation", options.operation},
+                         {"connections", options.connections},
+                         {"in_flight", options.depth},
+                         {"key_size", options.key_size},
+                         {"value_size", options.value_size},
+                         {"keys", options.keys},
+                         {"operations", all.count()},
+                         {"seconds", seconds},
+                         {"ops_per_s", rate},
+                         {"p50_us", all.micros_at(0.5)},
+                         {"p99_us", all.micros_at(0.99)},
+                         {"p999_us", all.micros_at(0.999)},
                          {"max_us", all.most_micros()}});
     return {};
   }
@@ -223,8 +233,8 @@ Result<void> bench(const support::Program& program, const BenchOptions& options)
   };
   support::Table table({"OPERATION", "CONNECTIONS", "IN FLIGHT", "OPS/S", "P50 US", "P99 US", "P99.9 US", "MAX US"});
   table.row({options.operation, std::to_string(options.connections), std::to_string(options.depth),
-             support::human_count(static_cast<std::uint64_t>(rate)), micros(all.micros_at(0.5)), micros(all.micros_at(0.99)),
-             micros(all.micros_at(0.999)), micros(all.most_micros())});
+             support::human_count(static_cast<std::uint64_t>(rate)), micros(all.micros_at(0.5)),
+             micros(all.micros_at(0.99)), micros(all.micros_at(0.999)), micros(all.most_micros())});
   table.print();
   return {};
 }
@@ -232,11 +242,13 @@ Result<void> bench(const support::Program& program, const BenchOptions& options)
 }  // namespace
 
 void add_bench_verb(support::Program& program) {
-  auto& verb = program.verb("bench", "Measures operations per second and latency, checking every answer.",
-                            {"zht bench --operation get", "zht bench --connections 8 --in-flight 64 --duration 10s --json"});
+  auto& verb =
+      program.verb("bench", "Measures operations per second and latency, checking every answer.",
+                   {"zht bench --operation get", "zht bench --connections 8 --in-flight 64 --duration 10s --json"});
   auto options = std::make_shared<BenchOptions>();
   auto& app = verb.options();
-  app.add_option("--operation", options->operation, "set, get, or mix (half each)")->check(CLI::IsMember({"set", "get", "mix"}));
+  app.add_option("--operation", options->operation, "set, get, or mix (half each)")
+      ->check(CLI::IsMember({"set", "get", "mix"}));
   app.add_option("--connections", options->connections, "clients")->check(CLI::Range(1, 1000));
   app.add_option("--in-flight", options->depth, "operations each client has under way")->check(CLI::Range(1, 10'000));
   app.add_option("--keys", options->keys, "how many different keys")->check(CLI::Range(1, 1'000'000'000));

@@ -22,7 +22,8 @@ struct Request {
   ValueSource value;
   Millis ttl{0};
   std::uint64_t limit = 0, version = 0, after = 0, offset = 0, size = 0, tail = 0;
-  bool only_new = false, missing_ok = false, raw = false, absent = false, present = false, changed = false, removes = false;
+  bool only_new = false, missing_ok = false, raw = false, absent = false, present = false, changed = false,
+       removes = false;
   bool info = false;
   std::string expect, equals, procedure, arguments;
 };
@@ -67,7 +68,8 @@ json value_json(const std::string& key, const Outcome& outcome) {
 }
 
 void add_insert(support::Program& program) {
-  auto& verb = program.verb("insert", "Sets the value of a key.", {"zht insert greeting hello", "zht insert picture --file p.jpg --ttl 1h"});
+  auto& verb = program.verb("insert", "Sets the value of a key.",
+                            {"zht insert greeting hello", "zht insert picture --file p.jpg --ttl 1h"});
   auto request = add_key(verb.options());
   request->value.add_to(verb.options(), "value", "the value");
   support::add_duration(verb.options(), "--ttl", request->ttl, "forget the key after this long");
@@ -106,7 +108,8 @@ void add_lookup(support::Program& program) {
       support::print_json(value);
     } else if (request->info) {
       support::Table table({"VERSION", "SIZE", "FRAGMENTS"});
-      table.row({std::to_string(outcome.version), support::human_size(outcome.size), std::to_string(outcome.fragment_count)});
+      table.row(
+          {std::to_string(outcome.version), support::human_size(outcome.size), std::to_string(outcome.fragment_count)});
       table.print();
     } else {
       print_value(outcome.value, request->raw);
@@ -146,11 +149,14 @@ void add_append(support::Program& program) {
 }
 
 void add_cswap(support::Program& program) {
-  auto& verb = program.verb("cswap", "Replaces a key's value only when it is the expected one (exit status 4 when it is not).",
-                            {"zht cswap counter 41 42", "zht cswap lock --absent me"});
+  auto& verb =
+      program.verb("cswap", "Replaces a key's value only when it is the expected one (exit status 4 when it is not).",
+                   {"zht cswap counter 41 42", "zht cswap lock --absent me"});
   auto request = add_key(verb.options());
   auto words = std::make_shared<std::vector<std::string>>();
-  verb.options().add_option("values", *words, "EXPECTED NEW; or only NEW after --absent or --version; - reads NEW from standard input")
+  verb.options()
+      .add_option("values", *words,
+                  "EXPECTED NEW; or only NEW after --absent or --version; - reads NEW from standard input")
       ->expected(0, 2);
   verb.options().add_option("--file", request->value.file, "read the new value from this file");
   verb.options().add_flag("--absent", request->absent, "expect that the key is not there");
@@ -164,7 +170,8 @@ void add_cswap(support::Program& program) {
     const bool new_word = !request->removes && request->value.file.empty();
     const std::size_t wanted = (by_value ? 1u : 0u) + (new_word ? 1u : 0u);
     if (words->size() != wanted)
-      return fail(Code::invalid, words->size(), " values are given, ", wanted, " needed (expected, new); try 'zht cswap --help'");
+      return fail(Code::invalid, words->size(), " values are given, ", wanted,
+                  " needed (expected, new); try 'zht cswap --help'");
     const Condition expected = request->absent ? Condition::absent()
                                : by_version    ? Condition::at_version(request->version)
                                                : Condition::equals((*words)[0]);
@@ -181,12 +188,15 @@ void add_cswap(support::Program& program) {
     if (!outcome.ok() && outcome.code != Code::conflict) return error_of(outcome, request->key);
     if (program.common().json) {
       json answer{{"swapped", outcome.ok()}, {"version", outcome.version}};
-      if (!outcome.ok() && outcome.present) put_bytes(answer, "current", outcome.value);
-      else if (!outcome.ok()) answer["current"] = nullptr;
+      if (!outcome.ok() && outcome.present)
+        put_bytes(answer, "current", outcome.value);
+      else if (!outcome.ok())
+        answer["current"] = nullptr;
       support::print_json(answer);
     } else if (!outcome.ok()) {
       return fail(Code::conflict, "key \"", base::escape(request->key, 60), "\" ",
-                  outcome.present ? "holds \"" + base::escape(outcome.value, 60) + "\" (version " + std::to_string(outcome.version) + ")"
+                  outcome.present ? "holds \"" + base::escape(outcome.value, 60) + "\" (version " +
+                                        std::to_string(outcome.version) + ")"
                                   : std::string("is not there"),
                   "; nothing was changed");
     }
@@ -195,8 +205,10 @@ void add_cswap(support::Program& program) {
 }
 
 void add_callback(support::Program& program) {
-  auto& verb = program.verb("callback", "Waits until a key changes or is as wanted, and prints its value (exit status 5 when --timeout ends first).",
-                            {"zht callback counter --changed", "zht callback state --equals done --timeout 1min"});
+  auto& verb = program.verb(
+      "callback",
+      "Waits until a key changes or is as wanted, and prints its value (exit status 5 when --timeout ends first).",
+      {"zht callback counter --changed", "zht callback state --equals done --timeout 1min"});
   auto request = add_key(verb.options());
   verb.options().add_flag("--changed", request->changed, "until it changes, from now on (the default)");
   verb.options().add_option("--equals", request->equals, "until it has this value");
@@ -205,14 +217,19 @@ void add_callback(support::Program& program) {
   verb.options().add_option("--after", request->after, "until its version is later than this");
   verb.options().add_flag("--raw", request->raw, "the bytes alone, no newline after them");
   verb.action([&program, &verb, request]() -> Result<void> {
-    const bool equals = verb.options().get_option("--equals")->count() > 0, after = verb.options().get_option("--after")->count() > 0;
+    const bool equals = verb.options().get_option("--equals")->count() > 0,
+               after = verb.options().get_option("--after")->count() > 0;
     if (int{request->changed} + int{equals} + int{request->present} + int{request->absent} + int{after} > 1)
-      return fail(Code::invalid, "more than one condition is given; leave one of --changed, --equals, --present, --absent, --after");
+      return fail(Code::invalid,
+                  "more than one condition is given; leave one of --changed, --equals, --present, --absent, --after");
     TRY_LET(client, connect(program.common().client_options()));
     Condition condition = Condition::after_version(request->after);
-    if (equals) condition = Condition::equals(request->equals);
-    else if (request->present) condition = Condition::present();
-    else if (request->absent) condition = Condition::absent();
+    if (equals)
+      condition = Condition::equals(request->equals);
+    else if (request->present)
+      condition = Condition::present();
+    else if (request->absent)
+      condition = Condition::absent();
     else if (!after) {
       const Outcome seen = client->call(Operation::lookup(request->key, Range::nothing()));
       if (!seen.ok() && seen.code != Code::not_found) return error_of(seen, request->key);
@@ -222,8 +239,10 @@ void add_callback(support::Program& program) {
     const Millis timeout = program.common().timeout.count() > 0 ? program.common().timeout : for_ever;
     const Outcome outcome = client->call(Operation::callback(request->key, condition), timeout);
     if (!outcome.ok()) return error_of(outcome, request->key);
-    if (program.common().json) support::print_json(value_json(request->key, outcome));
-    else if (outcome.present) print_value(outcome.value, request->raw);
+    if (program.common().json)
+      support::print_json(value_json(request->key, outcome));
+    else if (outcome.present)
+      print_value(outcome.value, request->raw);
     return {};
   });
 }
@@ -232,8 +251,11 @@ void add_update(support::Program& program) {
   auto& verb = program.verb("update", "Runs a procedure of the store on a key and prints its result.",
                             {"zht update counter add 1", "zht update highest max 17"});
   auto request = add_key(verb.options());
-  verb.options().add_option("procedure", request->procedure, "add, max, set_if, list_take, or one of a service")->required();
-  verb.options().add_option("arguments", request->arguments, "what the procedure is given; after -- when it begins with a dash");
+  verb.options()
+      .add_option("procedure", request->procedure, "add, max, set_if, list_take, or one of a service")
+      ->required();
+  verb.options().add_option("arguments", request->arguments,
+                            "what the procedure is given; after -- when it begins with a dash");
   verb.options().add_flag("--raw", request->raw, "the bytes alone, no newline after them");
   verb.action([&program, request]() -> Result<void> {
     TRY_LET(outcome, run(program, Operation::update(request->key, request->procedure, request->arguments)));
@@ -249,7 +271,8 @@ void add_update(support::Program& program) {
 }
 
 void add_scan(support::Program& program) {
-  auto& verb = program.verb("scan", "Lists keys, with their versions and sizes.", {"zht scan", "zht scan user: --json"});
+  auto& verb =
+      program.verb("scan", "Lists keys, with their versions and sizes.", {"zht scan", "zht scan user: --json"});
   struct Options {
     std::string prefix;
     std::uint64_t limit = 0;
@@ -298,14 +321,18 @@ void add_scan(support::Program& program) {
 }
 
 void add_batch(support::Program& program) {
-  auto& verb = program.verb("batch", "Runs the operations of a file or of stdin, lines as `zht pipe` takes them, as one: all or none.",
-                            {"zht batch changes.jsonl", R"(printf '%s\n' '{"op":"insert","key":"{t}a","value":"1"}' '{"op":"remove","key":"{t}b"}' | zht batch)"});
+  auto& verb = program.verb(
+      "batch", "Runs the operations of a file or of stdin, lines as `zht pipe` takes them, as one: all or none.",
+      {"zht batch changes.jsonl",
+       R"(printf '%s\n' '{"op":"insert","key":"{t}a","value":"1"}' '{"op":"remove","key":"{t}b"}' | zht batch)"});
   auto file = std::make_shared<std::string>("-");
   verb.options().add_option("file", *file, "one JSON operation a line, keys of one {tag}; - is standard input");
   verb.action([&program, file]() -> Result<int> {
     ValueSource source;
-    if (*file == "-") source.argument = "-";
-    else source.file = *file;
+    if (*file == "-")
+      source.argument = "-";
+    else
+      source.file = *file;
     TRY_LET(text, source.read());
     std::vector<Operation> operations;
     std::istringstream lines(text);
@@ -314,7 +341,9 @@ void add_batch(support::Program& program) {
       number++;
       if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
       auto parsed = parse_line(line);
-      if (!parsed) return base::add_context((*file == "-" ? "standard input" : *file) + ":" + std::to_string(number), std::move(parsed).error());
+      if (!parsed)
+        return base::add_context((*file == "-" ? "standard input" : *file) + ":" + std::to_string(number),
+                                 std::move(parsed).error());
       operations.push_back(std::move(parsed->operation));
     }
     TRY_LET(client, connect(program.common().client_options()));
@@ -323,7 +352,8 @@ void add_batch(support::Program& program) {
     json answers = json::array();
     for (std::size_t i = 0; i < outcome.outcomes.size(); i++)
       answers.push_back(json::parse(answer_of(operations[i], outcome.outcomes[i])));
-    if (program.common().json) support::print_json(answers);
+    if (program.common().json)
+      support::print_json(answers);
     else
       for (const json& answer : answers) std::cout << answer.dump() << "\n";
     return 0;

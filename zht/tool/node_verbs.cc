@@ -76,7 +76,8 @@ json status_json(const wire::Status& status) {
     instances.push_back(std::move(instance));
   }
   json services = json::array();
-  for (const wire::ServiceStatus& one : status.services()) services.push_back({{"name", one.name()}, {"pid", one.pid()}});
+  for (const wire::ServiceStatus& one : status.services())
+    services.push_back({{"name", one.name()}, {"pid", one.pid()}});
   return {{"pid", status.pid()},
           {"data", status.data_folder()},
           {"tcp", status.manager_tcp()},
@@ -98,13 +99,16 @@ json status_json(const wire::Status& status) {
 
 void print_status(const wire::Status& status) {
   std::cout << "node " << status.pid() << " serves " << status.data_folder() << ", up "
-            << support::human_duration(std::chrono::milliseconds(status.uptime_ms())) << ", durability " << status.durability() << ", "
-            << status.partition_count() << " partitions\n"
-            << "manager " << status.manager_unix() << (status.manager_tcp().empty() ? "" : " and " + status.manager_tcp()) << "\n\n";
-  support::Table table({"INSTANCE", "PARTITIONS", "KEYS", "LIVE", "MEMORY", "DISK", "OPERATIONS", "CONNECTIONS", "WATCHERS", "STATE"});
+            << support::human_duration(std::chrono::milliseconds(status.uptime_ms())) << ", durability "
+            << status.durability() << ", " << status.partition_count() << " partitions\n"
+            << "manager " << status.manager_unix()
+            << (status.manager_tcp().empty() ? "" : " and " + status.manager_tcp()) << "\n\n";
+  support::Table table(
+      {"INSTANCE", "PARTITIONS", "KEYS", "LIVE", "MEMORY", "DISK", "OPERATIONS", "CONNECTIONS", "WATCHERS", "STATE"});
   for (const wire::InstanceStatus& one : status.instances())
-    table.row({std::to_string(one.id()), std::to_string(one.partitions()), support::human_count(one.keys()), support::human_size(one.live_bytes()),
-               support::human_size(one.memory_bytes()), support::human_size(one.disk_bytes()), support::human_count(one.operations()),
+    table.row({std::to_string(one.id()), std::to_string(one.partitions()), support::human_count(one.keys()),
+               support::human_size(one.live_bytes()), support::human_size(one.memory_bytes()),
+               support::human_size(one.disk_bytes()), support::human_count(one.operations()),
                std::to_string(one.connections()), std::to_string(one.watchers()),
                one.failure().empty() ? "serving" : "read-only: " + one.failure()});
   table.print();
@@ -119,8 +123,10 @@ void print_status(const wire::Status& status) {
 Result<void> show_status(const support::Program& program) {
   TRY_LET(addresses, managers(program));
   TRY_LET(status, status_of(addresses, patience(program, 5s)));
-  if (program.common().json) support::print_json(status_json(status));
-  else print_status(status);
+  if (program.common().json)
+    support::print_json(status_json(status));
+  else
+    print_status(status);
   return {};
 }
 
@@ -143,7 +149,8 @@ Result<void> show_members(const support::Program& program) {
   }
   if (program.common().json)
     support::print_json({{"version", table->version}, {"partitions", table->partition_count}, {"instances", list}});
-  else lines.print();
+  else
+    lines.print();
   return {};
 }
 
@@ -173,13 +180,16 @@ Result<void> stop(const support::Program& program) {
     const Millis limit = patience(program, 60s);
     // Gone: the lock is free and the process too, so that whoever looks afterwards sees neither.
     if (!support::wait_until(limit, [&] { return !support::held_by(lock) && !support::process_exists(*holder); }))
-      return fail(Code::timeout, "node ", *holder, " in ", folder, " has not ended within ", limit.count(), " ms; see node.log there");
+      return fail(Code::timeout, "node ", *holder, " in ", folder, " has not ended within ", limit.count(),
+                  " ms; see node.log there");
   }
   TRY_LET(left, stop_left_services(folder));
   stopped_services = left > 0;
-  if (program.common().json) support::print_json({{"data", folder}, {"stopped", holder.has_value()}, {"pid", holder.value_or(0)}});
+  if (program.common().json)
+    support::print_json({{"data", folder}, {"stopped", holder.has_value()}, {"pid", holder.value_or(0)}});
   else if (!program.common().quiet && !holder)
-    std::cerr << "zht: no node runs in " << folder << (stopped_services ? "; services it had left were stopped" : "") << "\n";
+    std::cerr << "zht: no node runs in " << folder << (stopped_services ? "; services it had left were stopped" : "")
+              << "\n";
   return {};
 }
 
@@ -188,9 +198,13 @@ Result<void> stop(const support::Program& program) {
 void add_node_verbs(support::Program& program) {
   program.verb("status", "Shows the node: instances, keys, sizes, services.", {"zht status", "zht status --json"})
       .action([&program] { return show_status(program); });
-  program.verb("members", "Shows the membership table: instances, their addresses and partitions.", {"zht members", "zht members --json"})
+  program
+      .verb("members", "Shows the membership table: instances, their addresses and partitions.",
+            {"zht members", "zht members --json"})
       .action([&program] { return show_members(program); });
-  program.verb("stop", "Stops the local node and its services, and waits until they are gone.", {"zht stop", "zht stop --data /var/lib/zht"})
+  program
+      .verb("stop", "Stops the local node and its services, and waits until they are gone.",
+            {"zht stop", "zht stop --data /var/lib/zht"})
       .action([&program] { return stop(program); });
 }
 

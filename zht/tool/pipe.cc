@@ -34,8 +34,10 @@ class Lines {
       const std::size_t newline = buffer_.find('\n', at_);
       const std::size_t end = newline == std::string::npos ? buffer_.size() : newline;
       if (line.size() + (end - at_) > kMaxLine) too_long = true;
-      if (too_long) line.clear();
-      else line.append(buffer_, at_, end - at_);
+      if (too_long)
+        line.clear();
+      else
+        line.append(buffer_, at_, end - at_);
       at_ = end;
       if (newline == std::string::npos) continue;
       at_++;
@@ -149,20 +151,23 @@ Result<void> run_pipelined(Client& client, std::size_t depth) {
     }
     Operation shape;  // what answer_of looks at
     shape.kind = line->operation.kind;
-    client.submit(std::move(line->operation), [&answers, number, shape](Outcome outcome) {
-      answers.set(number, answer_of(shape, outcome));
-    }, line->timeout);
+    client.submit(
+        std::move(line->operation),
+        [&answers, number, shape](Outcome outcome) { answers.set(number, answer_of(shape, outcome)); }, line->timeout);
   }
 }
 
 }  // namespace
 
 void add_pipe_verb(support::Program& program) {
-  auto& verb = program.verb("pipe", "Runs JSON operations from stdin, one a line, and answers each with a line of JSON.",
-                            {R"(echo '{"op":"insert","key":"a","value":"1"}' | zht pipe)",
-                             R"(echo '{"op":"cswap","key":"a","expect":"1","value":"2"}' | zht pipe)"});
+  auto& verb =
+      program.verb("pipe", "Runs JSON operations from stdin, one a line, and answers each with a line of JSON.",
+                   {R"(echo '{"op":"insert","key":"a","value":"1"}' | zht pipe)",
+                    R"(echo '{"op":"cswap","key":"a","expect":"1","value":"2"}' | zht pipe)"});
   auto depth = std::make_shared<std::uint64_t>(1);
-  verb.options().add_option("--pipeline", *depth, "operations under way at once; answers stay in order")->check(CLI::Range(1, 100000));
+  verb.options()
+      .add_option("--pipeline", *depth, "operations under way at once; answers stay in order")
+      ->check(CLI::Range(1, 100000));
   verb.action([&program, depth]() -> Result<void> {
     TRY_LET(client, connect(program.common().client_options()));
     if (*depth == 1) return run_in_sequence(*client);

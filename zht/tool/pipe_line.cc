@@ -11,10 +11,12 @@ using nlohmann::json;
 
 std::string dump(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
 
-// A string field, or its base64 twin; nothing when neither is there. `null_ok`: null reads as absent, told by `is_null`.
+// A string field, or its base64 twin; nothing when neither is there. `null_ok`: null reads as absent, told by
+// `is_null`.
 Result<std::optional<std::string>> bytes_field(const json& line, const std::string& name, bool* is_null = nullptr) {
   const auto plain = line.find(name), coded = line.find(name + "_b64");
-  if (plain != line.end() && coded != line.end()) return fail(Code::invalid, "\"", name, "\" and \"", name, "_b64\" are both given");
+  if (plain != line.end() && coded != line.end())
+    return fail(Code::invalid, "\"", name, "\" and \"", name, "_b64\" are both given");
   if (coded != line.end()) {
     if (!coded->is_string()) return fail(Code::invalid, "\"", name, "_b64\" is not a string");
     auto bytes = support::from_base64(coded->get_ref<const std::string&>());
@@ -30,7 +32,8 @@ Result<std::optional<std::string>> bytes_field(const json& line, const std::stri
   return std::optional<std::string>(plain->get<std::string>());
 }
 
-Result<std::uint64_t> number_field(const json& line, const std::string& name, std::uint64_t otherwise, std::uint64_t most) {
+Result<std::uint64_t> number_field(const json& line, const std::string& name, std::uint64_t otherwise,
+                                   std::uint64_t most) {
   const auto at = line.find(name);
   if (at == line.end()) return otherwise;
   if (!at->is_number_unsigned() || at->get<std::uint64_t>() > most)
@@ -46,10 +49,12 @@ Result<Line> parse_line(const std::string& text) {
   const json line = json::parse(text, nullptr, false);
   if (line.is_discarded()) return fail(Code::invalid, "not JSON: ", base::escape(text, 60));
   if (!line.is_object()) return fail(Code::invalid, "not a JSON object: ", base::escape(text, 60));
-  static const std::vector<std::string> known{"op", "key", "key_b64", "value", "value_b64", "expect", "expect_b64", "timeout_ms",
-                                              "version", "expect_version", "ttl_ms", "limit", "new"};
+  static const std::vector<std::string> known{"op",     "key",        "key_b64",    "value",   "value_b64",
+                                              "expect", "expect_b64", "timeout_ms", "version", "expect_version",
+                                              "ttl_ms", "limit",      "new"};
   for (const auto& [name, value] : line.items())
-    if (std::find(known.begin(), known.end(), name) == known.end()) return fail(Code::invalid, "unknown field \"", base::escape(name, 40), "\"");
+    if (std::find(known.begin(), known.end(), name) == known.end())
+      return fail(Code::invalid, "unknown field \"", base::escape(name, 40), "\"");
   const auto op = line.find("op");
   if (op == line.end() || !op->is_string()) return fail(Code::invalid, "\"op\" is missing or not a string");
   const std::string name = op->get<std::string>();
@@ -87,20 +92,30 @@ Result<Line> parse_line(const std::string& text) {
   } else if (name == "cswap") {
     if (!value && !value_null) return fail(Code::invalid, "cswap: \"value\" is missing");
     Condition condition;
-    if (expect) condition = Condition::equals(*expect);
-    else if (expect_version != 0) condition = Condition::at_version(expect_version);
-    else if (expect_null) condition = Condition::absent();
-    else return fail(Code::invalid, "cswap: \"expect\" is missing; null expects that the key is absent");
-    parsed.operation = value ? Operation::cswap(*key, condition, *value, Millis(ttl)) : Operation::cswap_remove(*key, condition);
+    if (expect)
+      condition = Condition::equals(*expect);
+    else if (expect_version != 0)
+      condition = Condition::at_version(expect_version);
+    else if (expect_null)
+      condition = Condition::absent();
+    else
+      return fail(Code::invalid, "cswap: \"expect\" is missing; null expects that the key is absent");
+    parsed.operation =
+        value ? Operation::cswap(*key, condition, *value, Millis(ttl)) : Operation::cswap_remove(*key, condition);
   } else if (name == "callback") {
     Condition condition = Condition::present();
-    if (expect) condition = Condition::equals(*expect);
-    else if (expect_null) condition = Condition::absent();
-    else if (line.contains("version")) condition = Condition::after_version(version);
-    else if (value) condition = Condition::equals(*value);
+    if (expect)
+      condition = Condition::equals(*expect);
+    else if (expect_null)
+      condition = Condition::absent();
+    else if (line.contains("version"))
+      condition = Condition::after_version(version);
+    else if (value)
+      condition = Condition::equals(*value);
     parsed.operation = Operation::callback(*key, condition);
   } else {
-    return fail(Code::invalid, "unknown op \"", base::escape(name, 40), "\"; it is one of: insert, lookup, remove, append, cswap, callback");
+    return fail(Code::invalid, "unknown op \"", base::escape(name, 40),
+                "\"; it is one of: insert, lookup, remove, append, cswap, callback");
   }
   return parsed;
 }
@@ -109,17 +124,28 @@ std::string answer_of(const Operation& operation, const Outcome& outcome) {
   const bool waiting = operation.kind == OpKind::callback;
   json answer;
   switch (outcome.code) {
-    case Code::ok: answer["status"] = "ok"; break;
-    case Code::not_found: answer["status"] = "notfound"; break;
-    case Code::conflict: answer["status"] = "mismatch"; break;
-    case Code::timeout: answer["status"] = waiting ? "fail" : "unknown"; break;  // a callback changes nothing
-    default: answer["status"] = "fail";
+    case Code::ok:
+      answer["status"] = "ok";
+      break;
+    case Code::not_found:
+      answer["status"] = "notfound";
+      break;
+    case Code::conflict:
+      answer["status"] = "mismatch";
+      break;
+    case Code::timeout:
+      answer["status"] = waiting ? "fail" : "unknown";
+      break;  // a callback changes nothing
+    default:
+      answer["status"] = "fail";
   }
   if (outcome.code == Code::ok || outcome.code == Code::conflict) {
     const bool shows = operation.kind == OpKind::lookup || waiting || outcome.code == Code::conflict;
     if (shows && outcome.present) {
-      if (support::is_utf8(outcome.value)) answer["value"] = outcome.value;
-      else answer["value_b64"] = support::to_base64(outcome.value);
+      if (support::is_utf8(outcome.value))
+        answer["value"] = outcome.value;
+      else
+        answer["value_b64"] = support::to_base64(outcome.value);
     } else if (shows) {
       answer["value"] = nullptr;
     }

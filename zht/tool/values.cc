@@ -34,8 +34,10 @@ Result<std::string> ValueSource::read() const {
 }
 
 void put_bytes(nlohmann::json& to, const std::string& field, Bytes bytes) {
-  if (support::is_utf8(bytes)) to[field] = std::string(bytes);
-  else to[field + "_b64"] = support::to_base64(bytes);
+  if (support::is_utf8(bytes))
+    to[field] = std::string(bytes);
+  else
+    to[field + "_b64"] = support::to_base64(bytes);
 }
 
 void print_value(const std::string& value, bool raw) {
@@ -47,7 +49,8 @@ Error error_of(const Outcome& outcome, Bytes key) {
   const std::string what = "key \"" + base::escape(key, 60) + "\"";
   if (outcome.code == Code::not_found) return Error{outcome.code, what + " is not there"};
   if (outcome.message.empty()) return Error{outcome.code, what + ": " + std::string(base::name_of(outcome.code))};
-  return Error{outcome.code, outcome.message.find(what) != std::string::npos ? outcome.message : what + ": " + outcome.message};
+  return Error{outcome.code,
+               outcome.message.find(what) != std::string::npos ? outcome.message : what + ": " + outcome.message};
 }
 
 }  // namespace zht::tool

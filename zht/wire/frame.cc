@@ -316,7 +316,8 @@ Result<OperationView> next_operation(Bytes& operations) {
 void encode_request(std::string& out, const Operation& operation, const Identity& identity) {
   const std::size_t start =
       begin(out, FrameType::request, static_cast<std::uint8_t>(operation.kind), 0,
-            (operation.missing_ok ? std::uint32_t{kMissingOk} : 0u) | (identity.retry ? std::uint32_t{kRetry} : 0u), identity.request, identity.client, identity.sequence, identity.floor, identity.epoch,
+            (operation.missing_ok ? std::uint32_t{kMissingOk} : 0u) | (identity.retry ? std::uint32_t{kRetry} : 0u),
+            identity.request, identity.client, identity.sequence, identity.floor, identity.epoch,
             static_cast<std::uint32_t>(identity.partition));
   out.append(operation.key);
   out.append(operation.value);
