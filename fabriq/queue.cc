@@ -1,5 +1,5 @@
 #include <algorithm>
-#include <cstdio>
+#include <charconv>
 
 #include "fabriq/fabriq.h"
 #include "novoht/base/random.h"
@@ -189,9 +189,14 @@ Result<void> Queue::destroy(zht::Client& client, std::string_view name) {
 
 std::string Queue::id_of(std::uint32_t partition, std::uint64_t number) const {
   char text[64];
-  std::snprintf(text, sizeof text, "%08x-%u-%s%llu", static_cast<unsigned>(record().queue_id), partition,
-                (number & kAlone) != 0 ? "d" : "", static_cast<unsigned long long>(number & ~kAlone));
-  return text;
+  char* at = text;
+  for (int shift = 28; shift >= 0; shift -= 4) *at++ = "0123456789abcdef"[(record().queue_id >> shift) & 15];
+  *at++ = '-';
+  at = std::to_chars(at, text + sizeof text, partition).ptr;
+  *at++ = '-';
+  if ((number & kAlone) != 0) *at++ = 'd';
+  at = std::to_chars(at, text + sizeof text, number & ~kAlone).ptr;
+  return {text, at};
 }
 
 zht::Operation Queue::operation(std::uint32_t partition, std::string procedure, std::string arguments) const {

@@ -14,6 +14,7 @@ namespace {
 
 constexpr std::size_t kSeenSize = 28;
 constexpr std::uint32_t kRemembered = 1024;  // requests
+constexpr std::size_t kLargeBody = std::size_t{64} << 10;
 
 struct Seen {
   std::uint64_t first = 0;
@@ -164,8 +165,10 @@ Result<PushReply> Partition::push(const PushRequest& request) {
   if (any_new) TRY(check_room(request, size));
 
   PushReply reply;
+  // A large body goes into the segment from where it lies, as a fragment of its own behind its header.
+  const bool apart = request.messages.size() == 1 && request.messages[0].body.size() >= kLargeBody;
   std::string entries;
-  if (request.delay_ms == 0) entries.reserve(size);
+  if (request.delay_ms == 0 && !apart) entries.reserve(size);
   const std::uint64_t wall = base::to_millis(tables_.now());
   for (Run& run : runs) {
     if (!run.repeated) run.number = request.delay_ms == 0 ? writer_.appended : kAlone | writer_.delayed;
@@ -175,7 +178,10 @@ Result<PushReply> Partition::push(const PushRequest& request) {
       const auto& message = request.messages[run.first + i];
       const Entry entry{wall, message.attributes, message.body};
       if (request.delay_ms == 0) {
-        entry.encode_to(entries);
+        if (apart)
+          entry.encode_head_to(entries);
+        else
+          entry.encode_to(entries);
         writer_.appended++;
         continue;
       }
@@ -195,13 +201,15 @@ Result<PushReply> Partition::push(const PushRequest& request) {
   }
   if (!any_new) return reply;
   if (!entries.empty()) {
-    if (writer_.segment_size > 0 && writer_.segment_size + entries.size() > kSegmentSize) {
+    if (writer_.segment_size > 0 && writer_.segment_size + size > kSegmentSize) {
       writer_.segment++;
       writer_.segment_size = 0;
     }
+    const std::string key = keys_.numbered('s', descriptor_.era, writer_.segment);
     steps_++;
-    TRY(tables_.append(keys_.numbered('s', descriptor_.era, writer_.segment), entries));
-    writer_.segment_size += entries.size();
+    TRY(tables_.append(key, entries));
+    if (apart) TRY(tables_.append(key, request.messages[0].body));
+    writer_.segment_size += size;
   }
   writer_.stored += size;
   writer_changed_ = true;

@@ -270,12 +270,16 @@ Result<AloneState> AloneState::decode(Bytes bytes) {
 }
 
 void Entry::encode_to(std::string& out) const {
+  encode_head_to(out);
+  out.append(body);
+}
+
+void Entry::encode_head_to(std::string& out) const {
   base::Writer writer(out);
   writer.u32(static_cast<std::uint32_t>(body.size()));
   writer.u32(static_cast<std::uint32_t>(attributes.size()));
   writer.u64(pushed_ms);
   writer.raw(attributes);
-  writer.raw(body);
 }
 
 bool Entry::decode(Bytes bytes, Entry& entry) {

@@ -161,6 +161,7 @@ struct Entry {
   Bytes body;
   std::uint64_t size() const { return kEntryHeader + attributes.size() + body.size(); }
   void encode_to(std::string& out) const;
+  void encode_head_to(std::string& out) const;  // without the body
   // The entry at the start of `bytes`; nothing when it does not end there.
   static bool decode(Bytes bytes, Entry& entry);
   static std::uint64_t size_at(Bytes header) {
