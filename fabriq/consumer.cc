@@ -14,6 +14,7 @@ using zht::Outcome;
 
 constexpr std::uint32_t kStay = 16;  // pops in a row from one partition while others have messages
 constexpr Millis kLongestCallback{10 * 60 * 1000};
+constexpr Millis kDeaf{200};
 constexpr Millis kLongestWait{366ll * 24 * 3600 * 1000};
 
 SteadyTime after(std::uint64_t ms) {
@@ -35,6 +36,7 @@ struct Consumer::State : std::enable_shared_from_this<Consumer::State> {
     bool armed = false;                      // a callback waits on its bell
     std::uint64_t bell = 0;                  // version last seen
     SteadyTime look_at = SteadyTime::max();  // when time alone may make a message ready
+    SteadyTime deaf_until{};                 // its bell could not be listened to; not to be tried again before
     std::uint64_t oldest_ms = 0;
   };
 
@@ -90,8 +92,9 @@ struct Consumer::State : std::enable_shared_from_this<Consumer::State> {
 
   // Listens to the bells of the partitions that have nothing, for `patience` at most.
   void listen(Millis patience, std::unique_lock<std::mutex>& lock) {
+    const auto now = std::chrono::steady_clock::now();
     for (std::uint32_t p = 0; p < lanes.size(); p++) {
-      if (lanes[p].armed || lanes[p].maybe_ready || !lanes[p].known) continue;
+      if (lanes[p].armed || lanes[p].maybe_ready || !lanes[p].known || lanes[p].deaf_until > now) continue;
       lanes[p].armed = true;
       const std::uint64_t bell = lanes[p].bell;
       lock.unlock();
@@ -99,9 +102,14 @@ struct Consumer::State : std::enable_shared_from_this<Consumer::State> {
           Operation::callback(bell_key(queue.name(), p), zht::Condition::after_version(bell), zht::Range::nothing()),
           [self = shared_from_this(), p](const Outcome& outcome) {
             const std::lock_guard held(self->mutex);
-            self->lanes[p].armed = false;
-            // Any other answer than silence is worth a look: the pop will say what is wrong.
-            if (outcome.code != Code::timeout) self->lanes[p].maybe_ready = true;
+            Lane& lane = self->lanes[p];
+            lane.armed = false;
+            if (outcome.ok()) lane.maybe_ready = true;
+            if (!outcome.ok() && outcome.code != Code::timeout) {
+              // The node died, or too many listen already: look again a little later, the pop will say what is wrong.
+              lane.deaf_until = std::chrono::steady_clock::now() + kDeaf;
+              lane.look_at = std::min(lane.look_at, lane.deaf_until);
+            }
             self->changed.notify_all();
           },
           std::min(patience, kLongestCallback));
@@ -115,8 +123,11 @@ struct Consumer::State : std::enable_shared_from_this<Consumer::State> {
     listen(std::max(Millis{1}, std::chrono::ceil<Millis>(until - std::chrono::steady_clock::now())), lock);
     SteadyTime next = until;
     for (const Lane& lane : lanes) next = std::min(next, lane.look_at);
+    const auto now = std::chrono::steady_clock::now();
     changed.wait_until(lock, next, [&] {
-      return std::any_of(lanes.begin(), lanes.end(), [](const Lane& lane) { return lane.maybe_ready || !lane.armed; });
+      return std::any_of(lanes.begin(), lanes.end(), [&](const Lane& lane) {
+        return lane.maybe_ready || lane.look_at < next || (!lane.armed && lane.deaf_until <= now);
+      });
     });
   }
 

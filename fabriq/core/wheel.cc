@@ -63,15 +63,17 @@ base::Result<bool> Wheel::turn(std::uint64_t now, std::uint64_t& budget,
       state_.now = std::max(state_.now, *start);
       state_.draining = turned = true;
       state_.offset = 0;
+      budget--;
     }
-    const std::uint64_t wanted = std::min<std::uint64_t>(budget, kTimersPerRead) * kTimerSize;
+    const std::uint64_t wanted =
+        std::min<std::uint64_t>(std::max<std::uint64_t>(budget, 1), kTimersPerRead) * kTimerSize;
     const std::string bytes = slots_.read(state_.level, state_.slot, state_.offset, wanted);
     base::Reader reader(bytes);
     while (go_on && reader.left() >= kTimerSize) {
       Timer timer;
       timer.id = reader.u64();
       timer.at = reader.u64();
-      budget--;
+      budget -= std::min<std::uint64_t>(budget, 1);
       state_.offset += kTimerSize;
       if (timer.at <= now) {
         TRY_LET(more, fire(timer));
@@ -80,7 +82,8 @@ base::Result<bool> Wheel::turn(std::uint64_t now, std::uint64_t& budget,
         TRY(add(timer));
       }
     }
-    if (reader.left() == 0 && bytes.size() < wanted) {
+    // Fewer bytes than a timer behind the last one are nobody's: they must not hold the wheel up.
+    if (reader.left() < kTimerSize && bytes.size() < wanted) {
       TRY(slots_.remove(state_.level, state_.slot));
       state_.draining = false;
     }

@@ -43,6 +43,7 @@ class MemoryTables {
     return found;
   }
   zht::Version version_of(const std::string& key) { return values_.count(key) != 0 ? values_[key].version : 0; }
+  std::string& bytes_of(const std::string& key) { return values_[key].bytes; }  // to damage them
   std::string value_of(const std::string& key) { return values_.count(key) != 0 ? values_[key].bytes : std::string(); }
 
   struct Cost {

@@ -106,7 +106,7 @@ class Schedule {
   std::string body(std::uint64_t name) {
     std::string text = std::to_string(name) + ":";
     const std::uint64_t dice = random_.below(1000);
-    text.append(dice < 3 ? 600'000 : dice < 20 ? 70'000 : random_.below(200), 'x');
+    text.append(dice < 15 ? 600'000 : dice < 40 ? 70'000 : random_.below(200), 'x');
     return text;
   }
   void stored(std::uint64_t number, const std::string& text, bool repeated) {
