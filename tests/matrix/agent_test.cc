@@ -26,7 +26,7 @@ class AgentTest : public testing::Test {
     add_procedures(procedures_);
     store_ = std::make_unique<testing_support::LocalStore>(procedures_);
     client_ = store_->client();
-    jobs_ = std::make_unique<Jobs>(*client_, "a");
+    jobs_ = std::make_unique<Jobs>(*client_, name_);
     std::string name = testing::TempDir() + "/matrix_agent.XXXXXX";
     folder_ = mkdtemp(name.data());
     start();
@@ -41,7 +41,7 @@ class AgentTest : public testing::Test {
     stop_ = eventfd(0, EFD_CLOEXEC);
     thread_ = std::thread([this] {
       const auto client = store_->client();
-      Agent agent(*client, {.name = "a", .data_folder = folder_, .slots = 2});
+      Agent agent(*client, {.name = name_, .data_folder = folder_, .slots = 2});
       const auto ended = agent.run(stop_);
       EXPECT_TRUE(ended) << ended.error().message;
     });
@@ -71,6 +71,8 @@ class AgentTest : public testing::Test {
     return *state;
   }
 
+  // Its own in each process: an agent ends what an earlier one of its name left running, also beside us.
+  const std::string name_ = "test-" + std::to_string(::getpid());
   zht::Procedures procedures_;
   std::unique_ptr<testing_support::LocalStore> store_;
   std::unique_ptr<zht::Client> client_;
