@@ -247,6 +247,9 @@ TEST_F(ClientTest, ASilentNodeMeansMayHaveHappenedForChangesAlone) {
   const auto answers = c->call_all({Operation::append("l", "1"), Operation::lookup("k")}, 200ms);
   EXPECT_EQ(answers[0].code, Code::timeout);
   EXPECT_EQ(answers[1].code, Code::unavailable);
+  ClientOptions hurried = options();
+  hurried.timeout = hurried.connect_timeout = 300ms;
+  EXPECT_EQ(connect(hurried).code(), Code::unavailable);
   ASSERT_EQ(kill(node(), SIGCONT), 0);
   EXPECT_TRUE(c->insert("k", "x"));
   EXPECT_EQ(c->lookup("k")->value, "x");

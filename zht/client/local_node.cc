@@ -14,8 +14,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr Millis kAnswerTime = 5s;   // a node that accepts a connection answers within this
-constexpr Millis kStartTime = 120s;  // recovery of a large store included
+constexpr Millis kAnswerTime = 5s;  // a node that accepts a connection answers within this
 
 std::uintmax_t size_of(const std::string& path) {
   std::error_code absent;
@@ -33,22 +32,22 @@ std::string last_words(const std::string& log, std::uintmax_t from) {
   return last.empty() ? "it left no message in " + log : last;
 }
 
-Result<LocalNode> answering(const std::string& data_folder, const Address& manager) {
-  TRY_LET(table, fetch_table(manager, kAnswerTime));
+Result<LocalNode> answering(const std::string& data_folder, const Address& manager, Millis patience) {
+  TRY_LET(table, fetch_table(manager, std::min(patience, kAnswerTime)));
   return LocalNode{data_folder, manager, std::move(table), false};
 }
 
 // Waits for the node that process `pid` is, or is about to be; 0: whoever holds the node's lock.
 Result<LocalNode> wait_for(const std::string& data_folder, const Address& manager, pid_t pid, std::uintmax_t log_size,
-                           const std::atomic<bool>* cancelled) {
+                           Millis patience, const std::atomic<bool>* cancelled) {
   Result<LocalNode> node =
-      fail(Code::unavailable, "the node in ", data_folder, " does not answer after ", kStartTime.count() / 1000, " s");
+      fail(Code::unavailable, "the node in ", data_folder, " does not answer within ", patience.count(), " ms; see node.log there");
   bool gone = false;
-  support::wait_until(kStartTime, [&] {
+  support::wait_until(patience, [&] {
     if (cancelled != nullptr && *cancelled) return true;
     // Asked first: a node that answers and ends between the two questions is seen as gone, not as silent.
     gone = pid != 0 ? !support::process_exists(pid) : !support::held_by(data_folder + "/node.lock");
-    auto found = answering(data_folder, manager);
+    auto found = answering(data_folder, manager, patience);
     if (found) node = std::move(found);
     return node.has_value() || gone;
   });
@@ -66,7 +65,7 @@ Result<Address> manager_of(const std::string& data_folder) {
 }
 
 Result<LocalNode> start_node(const std::string& data_folder, const std::vector<std::string>& arguments,
-                             const std::atomic<bool>* cancelled) {
+                             Millis patience, const std::atomic<bool>* cancelled) {
   TRY(support::make_private_folder(data_folder));
   TRY_LET(manager, manager_of(data_folder));
   TRY_LET(program, support::find_program("zht"));
@@ -75,31 +74,31 @@ Result<LocalNode> start_node(const std::string& data_folder, const std::vector<s
   const std::string log = data_folder + "/node.log";
   const std::uintmax_t log_size = size_of(log);
   TRY_LET(pid, support::spawn_background(argv, log));
-  TRY_LET(node, wait_for(data_folder, manager, pid, log_size, cancelled));
+  TRY_LET(node, wait_for(data_folder, manager, pid, log_size, patience, cancelled));
   node.started = true;
   return node;
 }
 
-Result<LocalNode> find_node(const std::string& data_folder, bool start, bool quiet,
+Result<LocalNode> find_node(const std::string& data_folder, bool start, bool quiet, Millis patience,
                             const std::atomic<bool>* cancelled) {
   TRY_LET(manager, manager_of(data_folder));
-  auto found = answering(data_folder, manager);
+  auto found = answering(data_folder, manager, patience);
   if (found || found.code() != Code::unavailable) return found;
   const std::string node_lock = data_folder + "/node.lock";
   if (!start && !support::held_by(node_lock))
     return fail(Code::unavailable, "no node runs in ", data_folder, "; start one with: zht serve --background --data ",
                 data_folder);
-  if (!start) return wait_for(data_folder, manager, 0, size_of(data_folder + "/node.log"), cancelled);
+  if (!start) return wait_for(data_folder, manager, 0, size_of(data_folder + "/node.log"), patience, cancelled);
   TRY(support::make_private_folder(data_folder));
-  TRY_LET(start_lock, support::LockFile::acquire(data_folder + "/start.lock", kStartTime));
+  TRY_LET(start_lock, support::LockFile::acquire(data_folder + "/start.lock", patience));
   // Somebody may have started it while this one waited for the lock.
-  found = answering(data_folder, manager);
+  found = answering(data_folder, manager, patience);
   if (found || found.code() != Code::unavailable) return found;
   if (support::held_by(node_lock)) {  // starting, recovering, or ending
-    found = wait_for(data_folder, manager, 0, size_of(data_folder + "/node.log"), cancelled);
+    found = wait_for(data_folder, manager, 0, size_of(data_folder + "/node.log"), patience, cancelled);
     if (found || support::held_by(node_lock)) return found;
   }
-  TRY_LET(node, start_node(data_folder, {}, cancelled));
+  TRY_LET(node, start_node(data_folder, {}, patience, cancelled));
   if (!quiet) std::fprintf(stderr, "zht: started a local node in %s (stop it with: zht stop)\n", data_folder.c_str());
   return node;
 }

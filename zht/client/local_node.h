@@ -23,12 +23,13 @@ Result<Address> manager_of(const std::string& data_folder);
 
 // The node of `data_folder` (resolved: absolute). When none answers and `start`, one is started and said so on stderr
 // unless `quiet`; of several callers at once one starts it. unavailable: none runs, or it did not come up; the message has
-// the last line of its log. `cancelled` ends the waiting early.
-Result<LocalNode> find_node(const std::string& data_folder, bool start, bool quiet,
+// the last line of its log. `patience` bounds the waiting for one that is starting; `cancelled` ends it early.
+inline constexpr Millis kStartTime{120'000};  // recovery of a large store included
+Result<LocalNode> find_node(const std::string& data_folder, bool start, bool quiet, Millis patience = kStartTime,
                             const std::atomic<bool>* cancelled = nullptr);
 
 // Starts `zht serve --data <folder> <arguments...>` in the background and waits until it answers.
 Result<LocalNode> start_node(const std::string& data_folder, const std::vector<std::string>& arguments,
-                             const std::atomic<bool>* cancelled = nullptr);
+                             Millis patience = kStartTime, const std::atomic<bool>* cancelled = nullptr);
 
 }  // namespace zht::client

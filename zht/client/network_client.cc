@@ -193,7 +193,7 @@ void NetworkClient::look_for_table() {
       if (!engine().has_requests()) break;  // nobody waits for it
       if (!source_.local_folder.empty() && options_.start_node && now() - silent_since >= kSilenceBeforeStart) {
         logger().info("the local node is gone, starting it", {{"data", source_.local_folder}});
-        auto node = find_node(source_.local_folder, true, true, &closing_);
+        auto node = find_node(source_.local_folder, true, true, kStartTime, &closing_);
         if (!node) logger().warn("the local node does not start", {{"error", node.error()}});
       }
       std::unique_lock lock(finder_mutex_);
@@ -237,7 +237,10 @@ Result<std::unique_ptr<Client>> connect(ClientOptions options) {
   std::shared_ptr<const client::Table> table;
   if (cluster.empty()) {
     TRY_LET(folder, support::data_folder(options.data_folder));
-    TRY_LET(node, client::find_node(folder, options.start_node, options.quiet));
+    // Who asked for another time than the default does not want to wait longer for the node either.
+    const Millis patience = options.timeout == ClientOptions{}.timeout ? client::kStartTime
+                                                                       : std::max(options.timeout, options.connect_timeout);
+    TRY_LET(node, client::find_node(folder, options.start_node, options.quiet, patience));
     source.local_folder = folder;
     source.seeds = {node.manager};
     table = node.table;
