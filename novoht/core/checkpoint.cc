@@ -82,8 +82,8 @@ Result<Checkpoint> read_checkpoint(base::FileSystem& files, const std::string& p
     return base::fail(Code::corrupt, path, " offset 0: not a checkpoint");
   if (base::crc32c(Bytes(bytes).substr(0, 12)) != base::load<std::uint32_t>(bytes.data() + 12))
     return base::fail(Code::corrupt, path, " offset 0: the checkpoint's first bytes are damaged");
-  if (const auto format = base::load<std::uint32_t>(bytes.data() + 8); format > kFormat)
-    return base::fail(Code::unsupported, path, ": format ", format, "; this build knows formats up to ", kFormat);
+  if (const auto format = base::load<std::uint32_t>(bytes.data() + 8); format != kFormat)
+    return base::fail(Code::unsupported, path, ": format ", format, "; this build knows format ", kFormat);
 
   Checkpoint read;
   std::uint64_t at = kCheckpointMagicSize, entries = 0;

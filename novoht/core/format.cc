@@ -74,8 +74,8 @@ Result<StoreFile> parse_store_file(Bytes bytes, const std::string& path) {
   const std::uint32_t found = base::crc32c(bytes.substr(0, kStoreFileSize - 4));
   const std::uint32_t expected = base::load<std::uint32_t>(bytes.data() + kStoreFileSize - 4);
   if (found != expected) return base::fail(Code::corrupt, path, ": checksum ", found, ", expected ", expected);
-  if (format > kFormat)
-    return base::fail(Code::unsupported, path, ": format ", format, "; this build knows formats up to ", kFormat);
+  if (format != kFormat)
+    return base::fail(Code::unsupported, path, ": format ", format, "; this build knows format ", kFormat);
   in.u32();
   StoreFile about;
   about.id = in.u64();
@@ -106,8 +106,8 @@ Result<HeaderState> parse_segment_header(Bytes bytes, const std::string& path, S
     return HeaderState::bad;
   base::Reader in(bytes);
   in.raw(8);
-  if (const std::uint32_t format = in.u32(); format > kFormat)
-    return base::fail(Code::unsupported, path, ": format ", format, "; this build knows formats up to ", kFormat);
+  if (const std::uint32_t format = in.u32(); format != kFormat)
+    return base::fail(Code::unsupported, path, ": format ", format, "; this build knows format ", kFormat);
   in.u32();
   header.store = in.u64();
   header.number = in.u64();
@@ -127,12 +127,12 @@ std::uint64_t segment_salt(std::uint64_t store, std::uint64_t number) {
 void write_record(char* to, std::size_t size, const RecordFields& fields, Position position, Position durable) {
   base::store(to + size - 8, std::uint64_t{0});  // the padding
   const std::uint64_t behind = (position - durable) / 8;
-  base::store(to + 8, fields.version);
-  base::store(to + 16, static_cast<std::uint32_t>(fields.table));
-  base::store(to + 20, static_cast<std::uint32_t>(std::min<std::uint64_t>(behind, std::numeric_limits<std::uint32_t>::max())));
-  to[24] = static_cast<char>(fields.type);
-  to[25] = static_cast<char>((fields.epoch != 0 ? kHasEpoch : 0) | (fields.note.empty() ? 0 : kHasNote));
-  base::store(to + 26, static_cast<std::uint16_t>(fields.changes.size()));
+  base::store(to + 12, static_cast<std::uint32_t>(fields.table));
+  base::store(to + 16, fields.version);
+  base::store(to + 24, static_cast<std::uint32_t>(std::min<std::uint64_t>(behind, std::numeric_limits<std::uint32_t>::max())));
+  to[28] = static_cast<char>(fields.type);
+  to[29] = static_cast<char>((fields.epoch != 0 ? kHasEpoch : 0) | (fields.note.empty() ? 0 : kHasNote));
+  base::store(to + 30, static_cast<std::uint16_t>(fields.changes.size()));
   char* at = to + kRecordHeaderSize;
   if (fields.epoch != 0) {
     base::store(at, fields.epoch);
@@ -158,35 +158,49 @@ void write_record(char* to, std::size_t size, const RecordFields& fields, Positi
     if (!change.value.empty()) std::memcpy(at, change.value.data(), change.value.size());
     at += change.value.size();
   }
-  base::store(to + 4, static_cast<std::uint32_t>(at - to));
+  base::store(to + 8, static_cast<std::uint32_t>(at - to));
 }
 
 void seal_record(char* to, std::size_t size, std::uint64_t salt, std::uint64_t offset) {
-  base::store(to, base::crc32c(Bytes(to + 4, size - 4), seed_of(salt, offset)));
+  const std::uint32_t header = base::crc32c(Bytes(to + 8, kRecordHeaderSize - 8), seed_of(salt, offset));
+  base::store(to + 4, header);
+  base::store(to, base::crc32c(Bytes(to + kRecordHeaderSize, size - kRecordHeaderSize), header));
 }
 
-std::optional<Record> parse_record(Bytes segment, std::uint64_t offset, std::uint64_t salt, Position position) {
-  if (offset > segment.size() || segment.size() - offset < padded(kRecordHeaderSize)) return {};
+std::optional<Record> parse_record(Bytes segment, std::uint64_t offset, std::uint64_t salt, Position position, std::string* why) {
+  const auto bad = [&](const auto&... parts) {
+    if (why != nullptr) *why = base::fail(Code::corrupt, parts...).message;
+    return std::nullopt;
+  };
+  if (offset > segment.size() || segment.size() - offset < kRecordHeaderSize) return bad("the file ends");
   const char* const from = segment.data() + offset;
-  const std::uint32_t exact = base::load<std::uint32_t>(from + 4);
-  if (exact < kRecordHeaderSize || exact > kMaxRecordSize || padded(exact) > segment.size() - offset) return {};
-  const std::uint8_t type = static_cast<std::uint8_t>(from[24]), flags = static_cast<std::uint8_t>(from[25]);
-  if (type < 1 || type > 4 || (flags & ~(kHasEpoch | kHasNote)) != 0) return {};
-  const std::size_t size = padded(exact);
-  if (base::crc32c(Bytes(from + 4, size - 4), seed_of(salt, offset)) != base::load<std::uint32_t>(from)) return {};
+  // The header's own checksum comes first: what it does not vouch for is not believed, its size least of all.
+  const std::uint32_t header = base::load<std::uint32_t>(from + 4);
+  if (base::crc32c(Bytes(from + 8, kRecordHeaderSize - 8), seed_of(salt, offset)) != header) return bad("no record begins here");
+  const std::uint32_t exact = base::load<std::uint32_t>(from + 8);
+  const std::uint8_t type = static_cast<std::uint8_t>(from[28]), flags = static_cast<std::uint8_t>(from[29]);
+  if (exact < kRecordHeaderSize || exact > kMaxRecordSize || type < 1 || type > 4 || (flags & ~(kHasEpoch | kHasNote)) != 0)
+    return bad("a record's header of ", exact, " bytes and type ", int{type}, " that makes no sense");
   Record record;
+  record.table = TableId{base::load<std::uint32_t>(from + 12)};
+  record.version = base::load<std::uint64_t>(from + 16);
+  const auto name = [&] {
+    return "the record of table " + std::to_string(static_cast<std::uint32_t>(record.table)) + " version " + std::to_string(record.version);
+  };
+  const std::size_t size = padded(exact);
+  if (size > segment.size() - offset) return bad(name(), " of ", exact, " bytes goes beyond the end of the file");
+  const std::uint32_t found = base::crc32c(Bytes(from + kRecordHeaderSize, size - kRecordHeaderSize), header);
+  if (const auto expected = base::load<std::uint32_t>(from); found != expected)
+    return bad(name(), " has checksum ", found, ", expected ", expected);
   record.size = size;
   record.type = static_cast<RecordType>(type);
-  base::Reader in(Bytes(from + 8, exact - 8));
-  record.version = in.u64();
-  record.table = TableId{in.u32()};
-  const std::uint64_t behind = std::uint64_t{in.u32()} * 8;
+  const std::uint64_t behind = std::uint64_t{base::load<std::uint32_t>(from + 24)} * 8;
   record.durable = position > behind ? position - behind : 0;
-  in.u16();
-  record.change_count = in.u16();
+  record.change_count = base::load<std::uint16_t>(from + 30);
+  base::Reader in(Bytes(from + kRecordHeaderSize, exact - kRecordHeaderSize));
   if (flags & kHasEpoch) record.epoch = in.u64();
   if (flags & kHasNote) record.note = in.str();
-  if (!in.ok()) return {};
+  if (!in.ok()) return bad(name(), " is shorter than its parts");
   record.changes = in.raw(in.left());
   return record;
 }

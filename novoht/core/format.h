@@ -20,11 +20,11 @@ namespace novoht::core {
 
 using Position = std::uint64_t;
 
-inline constexpr std::uint32_t kFormat = 1;  // of every file; a greater one is refused with `unsupported`
+inline constexpr std::uint32_t kFormat = 2;  // of every file; another is refused with `unsupported` (1 was never released)
 
 inline constexpr std::size_t kStoreFileSize = 40;
 inline constexpr std::size_t kSegmentHeaderSize = 64;
-inline constexpr std::size_t kRecordHeaderSize = 28;
+inline constexpr std::size_t kRecordHeaderSize = 32;
 inline constexpr std::size_t kChangeHeaderSize = 7;
 inline constexpr std::size_t kMaxChanges = 65'535;  // of one record
 inline constexpr std::size_t kBlockHeaderSize = 24;
@@ -106,8 +106,9 @@ inline void encode_record(char* to, std::size_t size, const RecordFields& fields
   write_record(to, size, fields, position, durable);
   seal_record(to, size, salt, offset);
 }
-// The record at `offset` of the segment, if a whole good one is there.
-std::optional<Record> parse_record(Bytes segment, std::uint64_t offset, std::uint64_t salt, Position position);
+// The record at `offset` of the segment, if a whole good one is there; if not, `why` (unless null) says what is wrong.
+std::optional<Record> parse_record(Bytes segment, std::uint64_t offset, std::uint64_t salt, Position position,
+                                   std::string* why = nullptr);
 
 // A change as it lies in a record that this process wrote itself: nothing is checked.
 struct PlacedChange {

@@ -11,7 +11,7 @@ constexpr std::size_t kAhead = 16;  // records checked before the first of them 
 // The furthest position that a good record at or after `offset` says was durable.
 Position durable_after(Bytes segment, std::uint64_t offset, std::uint64_t salt, Position begin) {
   Position durable = 0;
-  for (std::uint64_t at = std::max<std::uint64_t>(offset, kSegmentHeaderSize); at + padded(kRecordHeaderSize) <= segment.size();) {
+  for (std::uint64_t at = std::max<std::uint64_t>(offset, kSegmentHeaderSize); at + kRecordHeaderSize <= segment.size();) {
     // Zeros, of which there are many, are not worth a closer look.
     if (base::load<std::uint64_t>(segment.data() + at) == 0) {
       at += 8;
@@ -126,7 +126,7 @@ Result<LogScan> scan_log(base::FileSystem& files, const std::string& folder, con
     std::size_t read = 0, handed = 0;
     for (bool more = true; more || handed < read;) {
       while (more && read - handed < kAhead) {
-        const auto record = parse_record(bytes, at, salt, end);
+        const auto record = parse_record(bytes, at, salt, end, &end_reason);
         more = record.has_value();
         if (!more) break;
         sink.prepare(*record);
@@ -148,7 +148,6 @@ Result<LogScan> scan_log(base::FileSystem& files, const std::string& folder, con
     scan.state.offset = at;
     end_path = path;
     end_offset = at;
-    end_reason = "no good record";
     evidence = std::max(evidence, durable_after(bytes, at, salt, header.begin));
     const std::uint64_t beyond = count_nonzero_end(bytes, at);
     scan.torn_bytes += beyond;

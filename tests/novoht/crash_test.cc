@@ -446,14 +446,14 @@ TEST(OpenTest, ANewerFormatIsRefusedAsUnsupported) {
     for (const std::string& other : small.disk.paths()) disk.put(other, small.disk.contents(other));
     std::string bytes = disk.contents(path);
     if (base::Bytes(bytes).substr(0, 6) != "NoVoHT") continue;
-    base::store(bytes.data() + 8, std::uint32_t{2});
+    base::store(bytes.data() + 8, std::uint32_t{77});
     const std::size_t sum = path.ends_with("STORE") ? 36 : path.ends_with(".segment") ? 60 : 12;
     base::store(bytes.data() + sum, base::crc32c(base::Bytes(bytes).substr(0, sum)));
     disk.put(path, bytes);
     const auto opened = Store::open(disk, "/store", {});
     ASSERT_FALSE(opened) << path;
     EXPECT_EQ(opened.code(), Code::unsupported) << opened.error().message;
-    EXPECT_NE(opened.error().message.find("format 2"), std::string::npos) << opened.error().message;
+    EXPECT_NE(opened.error().message.find("format 77"), std::string::npos) << opened.error().message;
   }
 }
 

@@ -1,5 +1,5 @@
 // FORMAT.md's worked example is a store: this test encodes the same one, compares every byte, and opens the document's.
-// These are the golden bytes of format 1: when they change, so does the format's number.
+// These are the golden bytes of format 2: when they change, so does the format's number.
 #include "novoht/core/format.h"
 
 #include <gtest/gtest.h>
