@@ -357,8 +357,11 @@ void Scheduler::want_claim(ActiveJob& job, Time now) {
 }
 
 void Scheduler::want_marks(ActiveJob& job) {
-  // No more than could start soon: what is marked and not started when the agent dies is lost.
-  while (!job.unmarked.empty() && job.marking.size() + job.ready.size() < options_.slots) {
+  // No more than can start at once: what is marked and not started when the agent dies is lost. Where others compete for
+  // the slots there is never a free one to see, so one task is marked to take its turn among them.
+  const std::size_t free = options_.slots > used_cpus_ ? options_.slots - used_cpus_ : 0;
+  const std::size_t most = std::max<std::size_t>(free, turn_.empty() ? 0 : 1);
+  while (!job.unmarked.empty() && job.marking.size() + job.ready.size() < most) {
     const std::uint32_t task = job.unmarked.front();
     job.unmarked.pop_front();
     job.marking.insert(task);

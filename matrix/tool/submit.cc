@@ -14,6 +14,7 @@
 
 #include "matrix/core/expand.h"
 #include "matrix/tool/common.h"
+#include "matrix/tool/graph_file.h"
 #include "zht/support/output.h"
 #include "zht/support/paths.h"
 #include "zht/support/progress.h"
@@ -379,6 +380,38 @@ void add_submit_verbs(support::Program& program, const Context& context) {
       job.id = id;
       job.has_items = true;
       job.task_count = static_cast<std::uint32_t>(items.size());
+      if (flags->detach) {
+        print_id(context, id);
+        return 0;
+      }
+      expect_agent(context, reach);
+      return finish_map(context, reach, job, !flags->no_output && !context.flags->json);
+    });
+  }
+  {
+    struct GraphFlags : SubmitFlags {
+      std::string file;
+      bool no_output = false, detach = false;
+    };
+    auto flags = std::make_shared<GraphFlags>();
+    auto& verb = program.verb("dag", "Runs a graph of tasks from a TOML or JSON file, each when those before it have succeeded.",
+                              {"matrix dag build.toml", "matrix dag pipeline.json --detach --name nightly"});
+    verb.options().add_option("FILE", flags->file, "name, and for each [tasks.NAME]: command = [...] or \"line\", after = [...]")->required();
+    verb.options().add_flag("--no-output", flags->no_output, "do not show the tasks' outputs");
+    verb.options().add_flag("--detach", flags->detach, "do not wait: print the job's id");
+    add_flags(verb.options(), *flags, false);
+    for (const char* meaningless : {"--shell"}) verb.options().remove_option(verb.options().get_option(meaningless));
+    verb.action([flags, &context]() -> Result<int> {
+      TRY_LET(text, support::read_file(flags->file));
+      TRY_LET(graph, parse_graph(flags->file, text));
+      if (flags->name.empty()) flags->name = graph.name;
+      TRY_LET(reach, open_session(context, true));
+      TRY_LET(job, job_of(*flags, {"dag", flags->file}, reach));
+      job.graph = true;
+      TRY_LET(id, reach.jobs->submit(job, graph.items));
+      job.id = id;
+      job.has_items = true;
+      job.task_count = static_cast<std::uint32_t>(graph.items.size());
       if (flags->detach) {
         print_id(context, id);
         return 0;

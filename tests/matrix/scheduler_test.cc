@@ -360,6 +360,38 @@ TEST(Scheduler, LongTasksAreMarkedAsRunningAndGetTheNextAttemptAfterACrash) {
   EXPECT_EQ(world.results("1").at(0).attempt, 2u);
 }
 
+TEST(Scheduler, AtMostOnceTasksThatHadNotStartedAreNotLost) {
+  World world(2);
+  Job job = job_of("1", 10);
+  job.at_most_once = true;
+  world.submit(job);
+  for (int i = 0; i < 5; i++) {
+    world.step();
+    while (!world.requests.empty()) world.execute(0);
+  }
+  ASSERT_EQ(world.runs.size(), 2u);
+  world.crash();
+  world.settle();
+  EXPECT_EQ(world.state("1").lost, 2u);
+  EXPECT_EQ(world.state("1").done, 8u);
+}
+
+TEST(Scheduler, AtMostOnceTasksGetTheirTurnBesideOthers) {
+  World world(2);
+  Job job = job_of("2", 3);
+  job.at_most_once = true;
+  world.submit(job_of("1", 100'000));
+  world.submit(job);
+  for (int i = 0; i < 400 && world.live.count("2"); i++) {
+    world.step();
+    while (!world.requests.empty()) world.execute(0);
+    world.step();
+    if (!world.runs.empty()) world.exit(world.runs.begin()->first);
+    world.now += 100us;
+  }
+  EXPECT_EQ(world.state("2").done, 3u);
+}
+
 TEST(Scheduler, CancelEndsWhatRunsAndWhatWaits) {
   World world;
   world.submit(job_of("1", 5000));
