@@ -62,7 +62,10 @@ void count(JobState& state, TaskState end, std::uint32_t exit_code) {
 }
 
 // What stands for the exit code of a task that has none of its own.
-std::uint32_t exit_code_without_run(TaskState state) { return state == TaskState::cancelled ? 130 : 125; }
+// A skipped one must not hide the exit code of the failure that was the reason.
+std::uint32_t exit_code_without_run(TaskState state) {
+  return state == TaskState::cancelled ? 130 : state == TaskState::skipped ? 1 : 125;
+}
 
 Result<void> write_state(Transaction& tables, const std::string& id, JobState& state) {
   if (!is_end(state.phase) && state.ended() == state.total) {

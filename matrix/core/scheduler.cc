@@ -86,7 +86,7 @@ void Scheduler::end_without_run(ActiveJob& job, std::uint32_t task, TaskState st
   TaskResult result;
   result.task = task;
   result.state = state;
-  result.exit_code = state == TaskState::cancelled ? 130 : 125;
+  result.exit_code = state == TaskState::cancelled ? 130 : state == TaskState::skipped ? 1 : 125;
   result.attempt = 0;
   result.error = std::move(error);
   job.results.push_back(std::move(result));
