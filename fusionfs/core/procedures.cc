@@ -61,11 +61,12 @@ class Shard {
       if (!decoded) return fail(Code::corrupt, "lease of ", tag_of(home_), ": damaged, or of a newer format");
       lease = *decoded;
     }
+    // A clock that was set back must not stretch them.
+    lease.until = std::min(lease.until, now + kLeaseLife);
+    lease.contended_until = std::min(lease.contended_until, now + kContended);
     if (lease.session != session && lease.until > now) {
-      if (lease.contended_until <= now) {
-        lease.contended_until = now + kContended;
-        TRY(tables_.insert(key, encode(lease), kLeaseRecordLife));
-      }
+      if (lease.contended_until <= now) lease.contended_until = now + kContended;
+      TRY(tables_.insert(key, encode(lease), kLeaseRecordLife));
       return lease.until - now;
     }
     if (session == 0) return Nanos{0};

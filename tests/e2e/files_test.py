@@ -84,7 +84,7 @@ class Files(unittest.TestCase):
                 target = ["--target", "base"] if rounds(1, 0) else []
                 box.run("cmake", "--preset", "release", "-DCCACHE=", cwd=clone, timeout=600)
                 box.run("cmake", "--build", "--preset", "release", *target, cwd=clone, timeout=3000)
-                self.assertTrue(os.path.getsize(os.path.join(clone, "build/release/novoht/libbase.a")) > 0)
+                self.assertTrue(os.path.getsize(os.path.join(clone, "build/release/novoht/libnovoht_base.a")) > 0)
 
             box.run("rm", "-rf", os.path.join(mount, "untar"), clone)
             self.assertEqual(sorted(os.listdir(mount)), ["a.tar", "copy"])
