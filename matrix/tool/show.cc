@@ -288,7 +288,8 @@ void add_show_verbs(support::Program& program, const Context& context) {
   }
   {
     auto flags = std::make_shared<Flags>();
-    auto& verb = program.verb("wait", "Waits for jobs to end; ends with the worst exit code.", {"matrix wait build", "matrix wait 17 18 --timeout 1h"});
+    auto& verb = program.verb("wait", "Waits for jobs to end; ends with the worst exit code.",
+                              {"matrix wait build", "matrix wait 17 18 --timeout 1h"});
     verb.options().remove_option(verb.options().get_option("--timeout"));
     support::add_duration(verb.options(), "--timeout", flags->patience, "how long to wait; default for ever");
     verb.options().add_option("JOB", flags->jobs, "ids or names")->required();
@@ -296,7 +297,8 @@ void add_show_verbs(support::Program& program, const Context& context) {
   }
   {
     auto flags = std::make_shared<Flags>();
-    auto& verb = program.verb("logs", "Prints what a job's tasks wrote, in the order of the tasks.", {"matrix logs build", "matrix logs 17 --task 4 --stderr"});
+    auto& verb = program.verb("logs", "Prints what a job's tasks wrote, in the order of the tasks.",
+                              {"matrix logs build", "matrix logs 17 --task 4 --stderr"});
     verb.options().add_option("JOB", flags->job, "id or name")->required();
     verb.options().add_option("--task", flags->task, "only this one; the first is 0")->check(CLI::Range(std::int64_t{0}, std::int64_t{kMaxTasks}));
     verb.options().add_flag("--stderr", flags->error_output, "what they wrote to standard error");
@@ -304,7 +306,8 @@ void add_show_verbs(support::Program& program, const Context& context) {
   }
   {
     auto flags = std::make_shared<Flags>();
-    auto& verb = program.verb("cancel", "Cancels jobs: what runs is ended, what waits does not start.", {"matrix cancel build", "matrix cancel 17 18"});
+    auto& verb = program.verb("cancel", "Cancels jobs: what runs is ended, what waits does not start.",
+                              {"matrix cancel build", "matrix cancel 17 18"});
     verb.options().add_option("JOB", flags->jobs, "ids or names")->required();
     verb.action([flags, &context] { return cancel(context, flags->jobs); });
   }

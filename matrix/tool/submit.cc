@@ -43,7 +43,10 @@ void add_flags(CLI::App& app, SubmitFlags& flags, bool array) {
   app.remove_option(app.get_option("--timeout"));
   support::add_duration(app, "--timeout", flags.timeout, "end an attempt that runs longer, such as 90s; exit code 124");
   app.add_option("--name", flags.name, "a name to find the job by")->type_name("NAME");
-  app.add_option("--after", flags.after, "start when these jobs have succeeded; if one fails, skip")->type_name("JOB[,JOB]")->delimiter(',')->allow_extra_args(false);
+  app.add_option("--after", flags.after, "start when these jobs have succeeded; if one fails, skip")
+      ->type_name("JOB[,JOB]")
+      ->delimiter(',')
+      ->allow_extra_args(false);
   app.add_flag("--after-any", flags.after_any, "with --after: start however they end");
   if (array) app.add_option("--array", flags.array, "a task for each number; {} and $MATRIX_INDEX are the number")->type_name("FROM-TO[:STEP]");
   app.add_option("--cpus", flags.cpus, "cpus a task takes")->check(CLI::Range(1u, 100'000u));

@@ -490,8 +490,12 @@ Result<void> import_all(const Arguments& arguments) {
 
 std::string_view remedy(const base::Error& error) {
   switch (error.code) {
-    case Code::conflict: return error.message.find("held by") != std::string::npos ? "stop that process, or work on a copy of the folder" : "read it again and repeat with what is there now";
-    case Code::corrupt: return "the bytes there are not what was written: restore the folder from a copy or a replica; `novoht inspect` shows what is still readable";
+    case Code::conflict:
+      return error.message.find("held by") != std::string::npos ? "stop that process, or work on a copy of the folder"
+                                                                : "read it again and repeat with what is there now";
+    case Code::corrupt:
+      return "the bytes there are not what was written: restore the folder from a copy or a replica; `novoht inspect` "
+             "shows what is still readable";
     case Code::io: return "see the system's log for the disk's errors";
     case Code::unsupported: return "use a newer novoht";
     case Code::no_space: return "free space on the disk and repeat";
@@ -523,7 +527,8 @@ int run(int argc, char** argv) {
   };
   const auto with_ttl = [&](CLI::App* sub) { sub->add_option("--ttl-ms", arguments.ttl_ms, "expire after so many milliseconds"); };
 
-  CLI::App* const put_ = verb("put", "  novoht put ./mine k v\n  novoht put ./mine page < page.html\n", "Sets a key's value (from stdin when not given).");
+  CLI::App* const put_ = verb("put", "  novoht put ./mine k v\n  novoht put ./mine page < page.html\n",
+                              "Sets a key's value (from stdin when not given).");
   with_key(put_);
   with_ttl(put_);
   const CLI::Option* const put_value = put_->add_option("VALUE", arguments.value, "the value");
@@ -532,10 +537,14 @@ int run(int argc, char** argv) {
   get_->add_flag("--fragments", arguments.fragments, "one line for each append");
   CLI::App* const remove_ = verb("remove", "  novoht remove ./mine k\n  novoht remove --table 3 ./mine k\n", "Removes a key.");
   with_key(remove_);
-  CLI::App* const append_ = verb("append", "  novoht append ./mine log 'a line'\n  date | novoht append ./mine log\n", "Adds a fragment to a key's value (from stdin when not given).");
+  CLI::App* const append_ = verb("append", "  novoht append ./mine log 'a line'\n  date | novoht append ./mine log\n",
+                                 "Adds a fragment to a key's value (from stdin when not given).");
   with_key(append_);
   const CLI::Option* const append_value = append_->add_option("VALUE", arguments.value, "the fragment");
-  CLI::App* const cswap_ = verb("cswap", "  novoht cswap --expected 1 --desired 2 ./mine counter\n  novoht cswap --absent --desired me ./mine owner\n", "Changes a key only if it is as expected.");
+  CLI::App* const cswap_ = verb(
+      "cswap",
+      "  novoht cswap --expected 1 --desired 2 ./mine counter\n  novoht cswap --absent --desired me ./mine owner\n",
+      "Changes a key only if it is as expected.");
   with_key(cswap_);
   with_ttl(cswap_);
   const CLI::Option* const expected = cswap_->add_option("--expected", arguments.expected, "its value now");
@@ -550,14 +559,21 @@ int run(int argc, char** argv) {
   scan_->add_option("--limit", arguments.limit, "at most so many; 0: all");
   scan_->add_flag("--values", arguments.values, "with values");
   CLI::App* const stats_ = verb("stats", "  novoht stats ./mine\n  novoht stats --json ./mine\n", "Prints counts and sizes.");
-  CLI::App* const verify_ = verb("verify", "  novoht verify ./mine\n  novoht verify --json ./mine\n", "Reads and checks every byte. Exit status 7 and the place when something is damaged.");
-  CLI::App* const inspect_ = verb("inspect", "  novoht inspect ./mine\n  novoht inspect --records ./mine\n", "Lists the files and what they hold, also of a damaged store.");
+  CLI::App* const verify_ = verb("verify", "  novoht verify ./mine\n  novoht verify --json ./mine\n",
+                                 "Reads and checks every byte. Exit status 7 and the place when something is damaged.");
+  CLI::App* const inspect_ = verb("inspect", "  novoht inspect ./mine\n  novoht inspect --records ./mine\n",
+                                  "Lists the files and what they hold, also of a damaged store.");
   inspect_->add_flag("--records", arguments.records, "every record of the log");
-  CLI::App* const compact_ = verb("compact", "  novoht compact ./mine\n  novoht compact --json ./mine\n", "Writes checkpoints of all tables and drops the log.");
-  CLI::App* const export_ = verb("export", "  novoht export ./mine backup.jsonl\n  novoht export ./mine | gzip > backup.jsonl.gz\n", "Writes every key as a line of JSON.");
+  CLI::App* const compact_ = verb("compact", "  novoht compact ./mine\n  novoht compact --json ./mine\n",
+                                  "Writes checkpoints of all tables and drops the log.");
+  CLI::App* const export_ =
+      verb("export", "  novoht export ./mine backup.jsonl\n  novoht export ./mine | gzip > backup.jsonl.gz\n",
+           "Writes every key as a line of JSON.");
   export_->add_option("FILE", arguments.file, "to write; -: stdout")->default_val("-");
   const CLI::Option* const export_table = export_->add_option("--table", arguments.table, "only this table");
-  CLI::App* const import_ = verb("import", "  novoht import ./mine backup.jsonl\n  zcat backup.jsonl.gz | novoht import ./mine\n", "Puts every line's key (as export writes them).");
+  CLI::App* const import_ =
+      verb("import", "  novoht import ./mine backup.jsonl\n  zcat backup.jsonl.gz | novoht import ./mine\n",
+           "Puts every line's key (as export writes them).");
   import_->add_option("FILE", arguments.file, "to read; -: stdin")->default_val("-");
 
   const auto verbs = app.get_subcommands([](const CLI::App*) { return true; });

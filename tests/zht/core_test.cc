@@ -338,8 +338,12 @@ TEST_F(FrameTest, GarbledRequestsHarmNothing) {
                                        Operation::append("{t}k", "x", 10), Operation::update("{t}k", "add", "1")});
   for (int round = 0; round < 20'000; round++) {
     std::string request;
-    const auto& operation = round % 3 == 0 ? batch : round % 3 == 1 ? Operation::callback("k", Condition::at_version(3)) : Operation::scan(PartitionId{0});
-    wire::encode_request(request, operation, operation.kind == OpKind::scan ? wire::Identity{.epoch = life} : identity(operation, 1 + static_cast<std::uint64_t>(round)));
+    const auto& operation = round % 3 == 0   ? batch
+                            : round % 3 == 1 ? Operation::callback("k", Condition::at_version(3))
+                                             : Operation::scan(PartitionId{0});
+    wire::encode_request(request, operation,
+                         operation.kind == OpKind::scan ? wire::Identity{.epoch = life}
+                                                        : identity(operation, 1 + static_cast<std::uint64_t>(round)));
     for (std::uint64_t changes = 1 + random.below(4); changes > 0; changes--)
       request[random.below(request.size())] = static_cast<char>(random.next());
     auto frame = wire::next_frame(request, wire::kMaxFrameSize);

@@ -123,7 +123,11 @@ Plan getrange(const Command& command) {
     const auto size = static_cast<std::int64_t>(outcome.value.size());
     const std::int64_t a = std::max<std::int64_t>(0, first < 0 ? first + size : first);
     const std::int64_t b = std::min<std::int64_t>(size - 1, last < 0 ? last + size : last);
-    add_bulk(out, a > b ? std::string_view() : std::string_view(outcome.value).substr(static_cast<std::size_t>(a), static_cast<std::size_t>(b - a + 1)));
+    add_bulk(
+        out,
+        a > b
+            ? std::string_view()
+            : std::string_view(outcome.value).substr(static_cast<std::size_t>(a), static_cast<std::size_t>(b - a + 1)));
   }, {Code::not_found});
 }
 
@@ -246,9 +250,21 @@ const std::map<std::string, Entry>& commands() {
       {"SETNX", {3, 3, setnx}},
       {"SETEX", {4, 4, [](const Command& c) { return set_with_time(c, 1000); }}},
       {"PSETEX", {4, 4, [](const Command& c) { return set_with_time(c, 1); }}},
-      {"DEL", {2, 0, [](const Command& c) { return count_of(c, [](std::string key) { return Operation::remove(std::move(key)); }); }}},
-      {"UNLINK", {2, 0, [](const Command& c) { return count_of(c, [](std::string key) { return Operation::remove(std::move(key)); }); }}},
-      {"EXISTS", {2, 0, [](const Command& c) { return count_of(c, [](std::string key) { return Operation::lookup(std::move(key), Range::nothing()); }); }}},
+      {"DEL",
+       {2, 0,
+        [](const Command& c) {
+          return count_of(c, [](std::string key) { return Operation::remove(std::move(key)); });
+        }}},
+      {"UNLINK",
+       {2, 0,
+        [](const Command& c) {
+          return count_of(c, [](std::string key) { return Operation::remove(std::move(key)); });
+        }}},
+      {"EXISTS",
+       {2, 0,
+        [](const Command& c) {
+          return count_of(c, [](std::string key) { return Operation::lookup(std::move(key), Range::nothing()); });
+        }}},
       {"APPEND", {3, 3, append}},
       {"STRLEN", {2, 2, strlen}},
       {"GETRANGE", {4, 4, getrange}},
@@ -258,37 +274,47 @@ const std::map<std::string, Entry>& commands() {
       {"DECR", {2, 2, [](const Command& c) { return increment(c, -1); }}},
       {"INCRBY", {3, 3, [](const Command& c) { return increment_by(c, false); }}},
       {"DECRBY", {3, 3, [](const Command& c) { return increment_by(c, true); }}},
-      {"TYPE", {2, 2, [](const Command& c) {
-         return one(Operation::lookup(c[1], Range::nothing()),
-                    [](const Outcome& outcome, std::string& out) { add_simple(out, outcome.ok() ? "string" : "none"); }, {Code::not_found});
-       }}},
+      {"TYPE",
+       {2, 2,
+        [](const Command& c) {
+          return one(
+              Operation::lookup(c[1], Range::nothing()),
+              [](const Outcome& outcome, std::string& out) { add_simple(out, outcome.ok() ? "string" : "none"); },
+              {Code::not_found});
+        }}},
       {"ZHT.CSWAP", {4, 4, cswap}},
       {"ZHT.CALLBACK", {3, 5, callback}},
       {"ZHT.VERSION", {2, 2, version}},
-      {"PING", {1, 2, [](const Command& c) {
-         return ready([&](std::string& out) { c.size() == 2 ? add_bulk(out, c[1]) : add_simple(out, "PONG"); });
-       }}},
+      {"PING",
+       {1, 2,
+        [](const Command& c) {
+          return ready([&](std::string& out) { c.size() == 2 ? add_bulk(out, c[1]) : add_simple(out, "PONG"); });
+        }}},
       {"ECHO", {2, 2, [](const Command& c) { return ready([&](std::string& out) { add_bulk(out, c[1]); }); }}},
       {"SELECT", {2, 2, [](const Command& c) { return c[1] == "0" ? ok() : error("ERR DB index is out of range"); }}},
       {"HELLO", {1, 0, hello}},
       {"CLIENT", {2, 0, client}},
       {"COMMAND", {1, 0, [](const Command&) { return ready([](std::string& out) { add_array(out, 0); }); }}},
-      {"CONFIG", {2, 0, [](const Command& c) {
-         if (upper(c[1]) != "GET") return error("ERR CONFIG " + c[1] + " is not supported; settings are zht serve's");
-         // redis-benchmark asks for settings before it starts; every one is there, and empty.
-         return ready([&](std::string& out) {
-           add_array(out, 2 * (c.size() - 2));
-           for (std::size_t i = 2; i < c.size(); i++) {
-             add_bulk(out, c[i]);
-             add_bulk(out, "");
-           }
-         });
-       }}},
-      {"QUIT", {1, 1, [](const Command&) {
-         Plan plan = ok();
-         plan.close = true;
-         return plan;
-       }}},
+      {"CONFIG",
+       {2, 0,
+        [](const Command& c) {
+          if (upper(c[1]) != "GET") return error("ERR CONFIG " + c[1] + " is not supported; settings are zht serve's");
+          // redis-benchmark asks for settings before it starts; every one is there, and empty.
+          return ready([&](std::string& out) {
+            add_array(out, 2 * (c.size() - 2));
+            for (std::size_t i = 2; i < c.size(); i++) {
+              add_bulk(out, c[i]);
+              add_bulk(out, "");
+            }
+          });
+        }}},
+      {"QUIT",
+       {1, 1,
+        [](const Command&) {
+          Plan plan = ok();
+          plan.close = true;
+          return plan;
+        }}},
   };
   return all;
 }

@@ -203,7 +203,8 @@ class Gateway::Parts {
       connection.first_slot++;
     }
     while (connection.sent < connection.out.size() && !connection.blocked) {
-      const ssize_t wrote = ::send(connection.descriptor, connection.out.data() + connection.sent, connection.out.size() - connection.sent, MSG_NOSIGNAL);
+      const ssize_t wrote = ::send(connection.descriptor, connection.out.data() + connection.sent,
+                                   connection.out.size() - connection.sent, MSG_NOSIGNAL);
       if (wrote < 0 && errno == EINTR) continue;
       if (wrote < 0 && errno != EAGAIN) return close(connection);
       if (wrote < 0) connection.blocked = true;
