@@ -302,6 +302,10 @@ TEST_F(ClientTest, ADataFolderWithALongNameWorks) {
   const auto c = client();
   ASSERT_TRUE(c->insert("k", "v"));
   EXPECT_EQ(c->lookup("k")->value, "v");
+  kill_node();
+  const auto socket = support::socket_path(data_, "node.sock");
+  ASSERT_TRUE(socket);
+  std::filesystem::remove(std::filesystem::path(*socket).parent_path());  // the link, not the folder
 }
 
 TEST_F(ClientTest, AClusterIsReachedOverTcpAndAgainAfterItsRestart) {
