@@ -349,6 +349,18 @@ TEST_F(ClientTest, OutstandingRequestsAreAnsweredWhenTheClientEnds) {
   EXPECT_NE(future.get(), Code::ok);
 }
 
+TEST_F(ClientTest, AStoppedNodeIsNotStartedByAClientThatStillRuns) {
+  const auto c = client();
+  ASSERT_TRUE(c->insert("k", "v"));
+  const pid_t pid = node();
+  ASSERT_TRUE(client::ask_to_stop(*client::manager_of(data_), 20s));
+  ASSERT_TRUE(support::wait_until(60s, [&] { return !support::process_exists(pid); }));
+  EXPECT_EQ(c->call(Operation::lookup("k"), 2500ms).code, Code::unavailable);  // longer than the silence before a start
+  EXPECT_EQ(node(), 0);
+  const auto second = client();  // who comes now does start it, and the first goes on
+  EXPECT_EQ(c->lookup("k")->value, "v");
+}
+
 TEST_F(ClientTest, StopEndsTheNode) {
   (void)client();
   const pid_t pid = node();

@@ -64,6 +64,11 @@ Result<Address> manager_of(const std::string& data_folder) {
   return Address{std::move(path), {}, 0};
 }
 
+bool stopped_on_purpose(const std::string& data_folder) {
+  const std::string lock = data_folder + "/node.lock";
+  return !support::held_by(lock) && size_of(lock) == 0;
+}
+
 Result<LocalNode> start_node(const std::string& data_folder, const std::vector<std::string>& arguments,
                              Millis patience, const std::atomic<bool>* cancelled) {
   TRY(support::make_private_folder(data_folder));

@@ -28,6 +28,10 @@ inline constexpr Millis kStartTime{120'000};  // recovery of a large store inclu
 Result<LocalNode> find_node(const std::string& data_folder, bool start, bool quiet, Millis patience = kStartTime,
                             const std::atomic<bool>* cancelled = nullptr);
 
+// No node runs there, and the last one ended because it was told to: a node empties its lock file when it ends, a killed
+// one leaves its pid in it. What was stopped is not started again by clients that are still running.
+bool stopped_on_purpose(const std::string& data_folder);
+
 // Starts `zht serve --data <folder> <arguments...>` in the background and waits until it answers.
 Result<LocalNode> start_node(const std::string& data_folder, const std::vector<std::string>& arguments,
                              Millis patience = kStartTime, const std::atomic<bool>* cancelled = nullptr);

@@ -191,7 +191,8 @@ void NetworkClient::look_for_table() {
     const Time silent_since = now();
     for (auto pause = 5ms; !closing_ && !refresh_table(); pause = std::min<Millis>(pause * 2, 200ms)) {
       if (!engine().has_requests()) break;  // nobody waits for it
-      if (!source_.local_folder.empty() && options_.start_node && now() - silent_since >= kSilenceBeforeStart) {
+      if (!source_.local_folder.empty() && options_.start_node && now() - silent_since >= kSilenceBeforeStart &&
+          !stopped_on_purpose(source_.local_folder)) {
         logger().info("the local node is gone, starting it", {{"data", source_.local_folder}});
         auto node = find_node(source_.local_folder, true, true, kStartTime, &closing_);
         if (!node) logger().warn("the local node does not start", {{"error", node.error()}});
