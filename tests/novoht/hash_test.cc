@@ -56,7 +56,8 @@ TEST(CrcTest, KnownValues) {
   EXPECT_EQ(crc32c("123456789"), 0xe3069283u);  // RFC 3720
   EXPECT_EQ(crc32c(std::string(32, '\0')), 0x8a9136aau);
   EXPECT_EQ(crc32c(std::string(32, '\xff')), 0x62a8ab43u);
-  for (std::size_t cut = 0; cut <= 9; cut++) EXPECT_EQ(crc32c(Bytes("123456789").substr(cut), crc32c(Bytes("123456789").substr(0, cut))), 0xe3069283u);
+  for (std::size_t cut = 0; cut <= 9; cut++)
+    EXPECT_EQ(crc32c(Bytes("123456789").substr(cut), crc32c(Bytes("123456789").substr(0, cut))), 0xe3069283u);
 }
 
 TEST(BytesTest, AReaderFailsOnceAndForGood) {
