@@ -42,7 +42,8 @@ void spawn_some(char* const* argv, std::atomic<std::size_t>& left, std::size_t w
     int status = 0;
     const pid_t pid = waitpid(-1, &status, __WNOTHREAD);
     if (pid < 0 && errno == EINTR) continue;
-    require(pid > 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0, "a process of the spawn limit did not exit with 0");
+    require(pid > 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0,
+            "a process of the spawn limit did not exit with 0");
     running--;
   }
 }
@@ -53,7 +54,8 @@ double spawn_limit(const std::vector<std::string>& argv, std::size_t count, std:
   std::vector<char*> words;
   for (const auto& word : argv) words.push_back(const_cast<char*>(word.c_str()));
   words.push_back(nullptr);
-  const std::size_t threads = std::max<std::size_t>(1, std::min<std::size_t>(width, std::thread::hardware_concurrency()));
+  const std::size_t threads =
+      std::max<std::size_t>(1, std::min<std::size_t>(width, std::thread::hardware_concurrency()));
   std::atomic<std::size_t> left = count;
   std::vector<std::thread> workers;
   Stopwatch watch;

@@ -1,5 +1,5 @@
-// What the kernel can do at most: processes by vfork and exec, so many in flight, from as many threads as there are cores,
-// nothing recorded, nothing captured.
+// What the kernel can do at most: processes by vfork and exec, so many in flight, from as many threads as there are
+// cores, nothing recorded, nothing captured.
 #pragma once
 
 #include <cstddef>

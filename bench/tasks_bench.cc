@@ -2,10 +2,10 @@
 //
 //   tasks_bench --system matrix --address DATA_FOLDER --dir FOLDER --quick
 //
-// `noop process`: /bin/true as fast as it goes, as many at a time as there are cores. `sleep S x64`: 64 at a time, the share
-// of the ideal time. `submit to result`: one task at a time through the C++ interface, from submit() to its result in hand.
-// The matrix rows include everything a user gets: durable records in the store, captured output, exit codes. xargs records
-// nothing; spawn_limit does nothing but vfork, exec and wait.
+// `noop process`: /bin/true as fast as it goes, as many at a time as there are cores. `sleep S x64`: 64 at a time, the
+// share of the ideal time. `submit to result`: one task at a time through the C++ interface, from submit() to its
+// result in hand. The matrix rows include everything a user gets: durable records in the store, captured output, exit
+// codes. xargs records nothing; spawn_limit does nothing but vfork, exec and wait.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -131,7 +131,8 @@ class Matrix {
   std::unique_ptr<matrix::Jobs> jobs_;
 };
 
-double xargs(const bench::Arguments& arguments, const std::string& command, const std::string& argument, std::size_t count, std::size_t width) {
+double xargs(const bench::Arguments& arguments, const std::string& command, const std::string& argument,
+             std::size_t count, std::size_t width) {
   const std::string items = arguments.folder + "/items";
   {
     std::ofstream file(items);

@@ -26,7 +26,8 @@ constexpr std::size_t kBatchBytes = std::size_t{2} << 20;
 
 std::uint64_t wall_us() {
   return static_cast<std::uint64_t>(
-      std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch()).count());
+      std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch())
+          .count());
 }
 
 bool is_number(const std::string& text) {
@@ -36,10 +37,12 @@ bool is_number(const std::string& text) {
 }  // namespace
 
 Result<void> check_name(const std::string& name) {
-  const bool fine = !name.empty() && name.size() <= 100 && !is_number(name) &&
-                    name.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") == std::string::npos;
+  const bool fine =
+      !name.empty() && name.size() <= 100 && !is_number(name) &&
+      name.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") == std::string::npos;
   if (fine) return {};
-  return fail(Code::invalid, "the name ", base::escape(name), " cannot be used; give 1 to 100 letters, digits, '-', '_' or '.', not only digits");
+  return fail(Code::invalid, "the name ", base::escape(name),
+              " cannot be used; give 1 to 100 letters, digits, '-', '_' or '.', not only digits");
 }
 
 Result<std::string> agent_name(const std::string& data_folder) {
@@ -74,7 +77,8 @@ Result<std::string> Jobs::submit(Job job, const std::vector<Item>& items) {
     job.has_items = true;
   }
   if (job.task_count == 0 || job.task_count > kMaxTasks)
-    return fail(Code::invalid, "a job has 1 to ", kMaxTasks, " tasks, not ", items.empty() ? job.task_count : items.size());
+    return fail(Code::invalid, "a job has 1 to ", kMaxTasks, " tasks, not ",
+                items.empty() ? job.task_count : items.size());
   if (job.argv.empty() && !job.graph) return fail(Code::invalid, "no command was given");
   if (!job.name.empty()) TRY(check_name(job.name));
   job.submitted_us = wall_us();
@@ -93,8 +97,9 @@ Result<std::string> Jobs::submit(Job job, const std::vector<Item>& items) {
       const auto first = items.begin() + static_cast<std::ptrdiff_t>(std::size_t{chunk} * job.chunk_size);
       std::string encoded = encode(std::vector<Item>(first, first + job.tasks_in(chunk)));
       if (encoded.size() > zht::kMaxValueSize)
-        return fail(Code::invalid, "items ", chunk * job.chunk_size, " to ", chunk * job.chunk_size + job.tasks_in(chunk) - 1, " are ",
-                    encoded.size(), " bytes together; ", zht::kMaxValueSize, " are possible: give names of files instead");
+        return fail(Code::invalid, "items ", chunk * job.chunk_size, " to ",
+                    chunk * job.chunk_size + job.tasks_in(chunk) - 1, " are ", encoded.size(), " bytes together; ",
+                    zht::kMaxValueSize, " are possible: give names of files instead");
       bytes += encoded.size();
       operations.push_back(Operation::insert(keys::items(id, chunk), std::move(encoded)));
       if (bytes >= kBatchBytes || operations.size() >= zht::kMaxBatchSize / 2) {
@@ -109,7 +114,8 @@ Result<std::string> Jobs::submit(Job job, const std::vector<Item>& items) {
   TRY(client_.batch(std::move(operations)));
   if (!job.name.empty()) TRY(client_.insert(keys::name(job.name), id));
   // From here on it runs: the live list is what a restarted agent reads, the inbox wakes the present one.
-  TRY(client_.batch({Operation::insert(keys::live(agent_, id), ""), Operation::append(keys::history(agent_), id + "\n" + job.name),
+  TRY(client_.batch({Operation::insert(keys::live(agent_, id), ""),
+                     Operation::append(keys::history(agent_), id + "\n" + job.name),
                      Operation::append(keys::inbox(agent_), "run " + id + "\n")}));
   return id;
 }
@@ -176,7 +182,8 @@ Result<JobState> Jobs::cancel(const std::string& id, const std::string& reason) 
 
 Result<std::vector<TaskResult>> Jobs::results(const std::string& id, std::uint32_t chunk, std::uint64_t* offset) {
   const std::uint64_t from = offset == nullptr ? 0 : *offset;
-  auto found = client_.lookup(keys::results(id, chunk), from == 0 ? zht::Range::whole() : zht::Range::bytes(from, zht::kMaxValueSize));
+  auto found = client_.lookup(keys::results(id, chunk),
+                              from == 0 ? zht::Range::whole() : zht::Range::bytes(from, zht::kMaxValueSize));
   if (!found && found.code() == Code::not_found) return std::vector<TaskResult>{};
   if (!found) return std::move(found).error();
   if (offset != nullptr) *offset = from + found->value.size();
@@ -193,6 +200,29 @@ Result<Chunk> Jobs::chunk(const Job& job, std::uint32_t chunk) {
 Result<std::vector<Item>> Jobs::items(const std::string& id, std::uint32_t chunk) {
   TRY_LET(found, client_.lookup(keys::items(id, chunk)));
   return decode_items(found.value);
+}
+
+Result<void> Jobs::remove(const std::string& id) {
+  TRY_LET(spec, job(id));
+  TRY_LET(now, state(id));
+  if (!is_end(now.phase)) return fail(Code::conflict, "job ", id, " has not ended; 'matrix cancel ", id, "' ends it");
+  // Chunks first: until the last batch the job can be found and removed again.
+  std::vector<Operation> operations;
+  for (std::uint32_t chunk = 0; chunk < spec.chunk_count(); chunk++) {
+    for (auto key : {keys::items(id, chunk), keys::chunk(id, chunk), keys::results(id, chunk)})
+      operations.push_back(Operation::remove(std::move(key), true));
+    if (operations.size() < 1000) continue;
+    TRY(client_.batch(std::move(operations)));
+    operations.clear();
+  }
+  for (auto key : {keys::end(id), keys::state(id), keys::job(id)})
+    operations.push_back(Operation::remove(std::move(key), true));
+  TRY(client_.batch(std::move(operations)));
+  if (spec.name.empty()) return {};
+  auto forgotten =
+      client_.cswap_remove(keys::name(spec.name), Condition::equals(id));  // unless a later job has the name
+  if (!forgotten && forgotten.code() != Code::not_found) return std::move(forgotten).error();
+  return {};
 }
 
 Result<std::vector<Jobs::Entry>> Jobs::list(std::size_t most) {

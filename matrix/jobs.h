@@ -48,9 +48,14 @@ class Jobs {
   base::Result<JobState> cancel(const std::string& id, const std::string& reason);
 
   // The results recorded so far of chunk `chunk`, from byte `*offset` of their record on, which is moved behind them.
-  base::Result<std::vector<TaskResult>> results(const std::string& id, std::uint32_t chunk, std::uint64_t* offset = nullptr);
+  base::Result<std::vector<TaskResult>> results(const std::string& id, std::uint32_t chunk,
+                                                std::uint64_t* offset = nullptr);
   base::Result<Chunk> chunk(const Job& job, std::uint32_t chunk);  // one nobody claimed: all tasks fresh
   base::Result<std::vector<Item>> items(const std::string& id, std::uint32_t chunk);
+
+  // Removes all records of a job that has ended. conflict: it has not; cancel it first. Its output files are the
+  // caller's business, its line in the history stays.
+  base::Result<void> remove(const std::string& id);
 
   struct Entry {
     std::string id, name;

@@ -32,15 +32,16 @@ using zht::Outcome;
 using zht::Range;
 using namespace std::chrono_literals;
 
-constexpr Millis kWatch{30'000};                       // a callback is registered anew after this long
-constexpr Millis kRetry{100};                          // between tries of what has no back-off of its own
+constexpr Millis kWatch{30'000};                               // a callback is registered anew after this long
+constexpr Millis kRetry{100};                                  // between tries of what has no back-off of its own
 constexpr std::uint64_t kInboxTrim = std::uint64_t{64} << 10;  // bytes read; then the inbox is emptied
 
 base::Time now() { return base::SystemClock().now(); }
 
 std::uint64_t wall_us() {
   return static_cast<std::uint64_t>(
-      std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch()).count());
+      std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch())
+          .count());
 }
 
 // Many slots need many descriptors. Tasks get the limit this process was started with.
@@ -53,7 +54,8 @@ void raise_descriptor_limit() {
 
 // Set by the agent for each task.
 bool is_own_variable(std::string_view line) {
-  for (const std::string_view name : {"MATRIX_JOB=", "MATRIX_TASK=", "MATRIX_ATTEMPT=", "MATRIX_SESSION=", "MATRIX_INDEX="})
+  for (const std::string_view name :
+       {"MATRIX_JOB=", "MATRIX_TASK=", "MATRIX_ATTEMPT=", "MATRIX_SESSION=", "MATRIX_INDEX="})
     if (line.starts_with(name)) return true;
   return false;
 }
@@ -130,17 +132,18 @@ class Agent::Loop {
     scheduler_ = std::make_unique<Scheduler>(choices);
     Executor::Options executor_options;
     executor_options.slots = options_.slots;
-    executor_ = std::make_unique<Executor>(executor_options, [mailbox = mailbox_, this](std::vector<Executor::Exit> exits) {
-      auto shared = std::make_shared<std::vector<Executor::Exit>>(std::move(exits));
-      mailbox->post([this, shared] {
-        for (auto& exit : *shared) {
-          const RunId run{exit.run};
-          TaskResult result = result_of(std::move(exit));
-          if (result.state == TaskState::timed_out) result.error = "ran longer than its timeout";
-          scheduler_->on_exit(run, std::move(result), now());
-        }
-      });
-    });
+    executor_ =
+        std::make_unique<Executor>(executor_options, [mailbox = mailbox_, this](std::vector<Executor::Exit> exits) {
+          auto shared = std::make_shared<std::vector<Executor::Exit>>(std::move(exits));
+          mailbox->post([this, shared] {
+            for (auto& exit : *shared) {
+              const RunId run{exit.run};
+              TaskResult result = result_of(std::move(exit));
+              if (result.state == TaskState::timed_out) result.error = "ran longer than its timeout";
+              scheduler_->on_exit(run, std::move(result), now());
+            }
+          });
+        });
     TRY(find_live_jobs());
     watch_inbox();
     log_.info("serving", {{"agent", options_.name}, {"incarnation", incarnation_}, {"slots", options_.slots}});
@@ -174,9 +177,12 @@ class Agent::Loop {
       std::visit(
           [&](auto& wanted) {
             using Wanted = std::decay_t<decltype(wanted)>;
-            if constexpr (std::is_same_v<Wanted, Scheduler::Launch>) launches.push_back(task_of(wanted));
-            else if constexpr (std::is_same_v<Wanted, Scheduler::Kill>) kills.push_back(static_cast<std::uint64_t>(wanted.run));
-            else perform(wanted);
+            if constexpr (std::is_same_v<Wanted, Scheduler::Launch>)
+              launches.push_back(task_of(wanted));
+            else if constexpr (std::is_same_v<Wanted, Scheduler::Kill>)
+              kills.push_back(static_cast<std::uint64_t>(wanted.run));
+            else
+              perform(wanted);
           },
           action);
     }
@@ -286,9 +292,10 @@ class Agent::Loop {
   }
 
   void watch_inbox() {
-    send(Operation::callback(keys::inbox(options_.name), Condition::after_version(inbox_version_),
-                             Range::bytes(inbox_offset_, zht::kMaxValueSize / 2)),
-         [this](Outcome& outcome) { on_inbox(outcome); }, kWatch);
+    send(
+        Operation::callback(keys::inbox(options_.name), Condition::after_version(inbox_version_),
+                            Range::bytes(inbox_offset_, zht::kMaxValueSize / 2)),
+        [this](Outcome& outcome) { on_inbox(outcome); }, kWatch);
   }
 
   void on_inbox(Outcome& outcome) {
@@ -307,8 +314,10 @@ class Agent::Loop {
     std::size_t at = 0;
     for (std::size_t end; (end = text.find('\n', at)) != std::string_view::npos; at = end + 1) {
       const std::string_view line = text.substr(at, end - at);
-      if (line.starts_with("run ")) scheduler_->on_job(std::string(line.substr(4)), now());
-      else if (line.starts_with("cancel ")) cancel_if_known(std::string(line.substr(7)));
+      if (line.starts_with("run "))
+        scheduler_->on_job(std::string(line.substr(4)), now());
+      else if (line.starts_with("cancel "))
+        cancel_if_known(std::string(line.substr(7)));
     }
     inbox_offset_ += at;
     if (inbox_offset_ >= kInboxTrim && inbox_offset_ == outcome.size) return trim_inbox();
@@ -321,23 +330,25 @@ class Agent::Loop {
   }
 
   void trim_inbox() {
-    send(Operation::cswap(keys::inbox(options_.name), Condition::at_version(inbox_version_), ""), [this](Outcome& outcome) {
-      if (outcome.ok()) {
-        inbox_offset_ = 0;
-        inbox_version_ = outcome.version;
-      }
-      watch_inbox();
-    });
+    send(Operation::cswap(keys::inbox(options_.name), Condition::at_version(inbox_version_), ""),
+         [this](Outcome& outcome) {
+           if (outcome.ok()) {
+             inbox_offset_ = 0;
+             inbox_version_ = outcome.version;
+           }
+           watch_inbox();
+         });
   }
 
   void perform(Scheduler::Claim& claim) {
-    send(Operation::update(keys::job(claim.job), "matrix.claim", encode(claim.request)), [this, job = claim.job](Outcome& outcome) {
-      if (!outcome.ok()) return scheduler_->on_claim_failed(job, outcome.error(), now());
-      auto reply = decode_claim_reply(outcome.value);
-      if (!reply) return scheduler_->on_claim_failed(job, reply.error(), now());
-      if (reply->state.cancel_asked) cancel_if_known(job);
-      scheduler_->on_claimed(job, *std::move(reply), now());
-    });
+    send(Operation::update(keys::job(claim.job), "matrix.claim", encode(claim.request)),
+         [this, job = claim.job](Outcome& outcome) {
+           if (!outcome.ok()) return scheduler_->on_claim_failed(job, outcome.error(), now());
+           auto reply = decode_claim_reply(outcome.value);
+           if (!reply) return scheduler_->on_claim_failed(job, reply.error(), now());
+           if (reply->state.cancel_asked) cancel_if_known(job);
+           scheduler_->on_claimed(job, *std::move(reply), now());
+         });
   }
 
   void perform(Scheduler::Record& record) {
@@ -355,27 +366,32 @@ class Agent::Loop {
 
   void perform(Scheduler::WatchEnd& watch) {
     const std::string job = watch.job;
-    send(Operation::callback(keys::end(job), Condition::present()), [this, job](Outcome& outcome) {
-      if (outcome.ok()) {
-        const auto state = decode_job_state(outcome.value);
-        return scheduler_->on_job_ended(job, state && state->phase == Phase::done, now());
-      }
-      Scheduler::WatchEnd again{job};
-      if (outcome.code == Code::timeout) return perform(again);
-      later([this, again]() mutable { perform(again); });
-    }, kWatch);
+    send(
+        Operation::callback(keys::end(job), Condition::present()),
+        [this, job](Outcome& outcome) {
+          if (outcome.ok()) {
+            const auto state = decode_job_state(outcome.value);
+            return scheduler_->on_job_ended(job, state && state->phase == Phase::done, now());
+          }
+          Scheduler::WatchEnd again{job};
+          if (outcome.code == Code::timeout) return perform(again);
+          later([this, again]() mutable { perform(again); });
+        },
+        kWatch);
   }
 
   void perform(Scheduler::Skip& skip) { skip_from(skip.job, skip.reason, 0); }
 
   void skip_from(const std::string& job, const std::string& reason, std::uint32_t from) {
-    send(Operation::update(keys::job(job), "matrix.cancel", encode(CancelRequest{reason, true, from})), [=, this](Outcome& outcome) {
-      if (outcome.code == Code::not_found) return scheduler_->on_cancel(job, now());
-      if (!outcome.ok()) return later([=, this] { skip_from(job, reason, from); });
-      const auto reply = decode_cancel_reply(outcome.value);
-      if (reply && !is_end(reply->state.phase) && reply->next_chunk > from) return skip_from(job, reason, reply->next_chunk);
-      scheduler_->on_cancel(job, now());
-    });
+    send(Operation::update(keys::job(job), "matrix.cancel", encode(CancelRequest{reason, true, from})),
+         [=, this](Outcome& outcome) {
+           if (outcome.code == Code::not_found) return scheduler_->on_cancel(job, now());
+           if (!outcome.ok()) return later([=, this] { skip_from(job, reason, from); });
+           const auto reply = decode_cancel_reply(outcome.value);
+           if (reply && !is_end(reply->state.phase) && reply->next_chunk > from)
+             return skip_from(job, reason, reply->next_chunk);
+           scheduler_->on_cancel(job, now());
+         });
   }
 
   void perform(Scheduler::Forget& forget) {
@@ -421,11 +437,13 @@ class Agent::Loop {
     if (!launch.item.argv.empty()) {
       task.argv = launch.item.argv;
     } else if (job.has_items || job.index_step != 0) {
-      const std::string item =
-          job.has_items ? launch.item.text : std::to_string(job.first_index + std::int64_t{launch.task} * job.index_step);
+      const std::string item = job.has_items
+                                   ? launch.item.text
+                                   : std::to_string(job.first_index + std::int64_t{launch.task} * job.index_step);
       if (job.index_step != 0) task.environment.push_back("MATRIX_INDEX=" + item);
       task.argv.reserve(job.argv.size());
-      for (const auto& word : job.argv) task.argv.push_back(expand(word, item, std::uint64_t{launch.task} + 1, job.shell));
+      for (const auto& word : job.argv)
+        task.argv.push_back(expand(word, item, std::uint64_t{launch.task} + 1, job.shell));
     } else {
       task.argv = job.argv;
     }
@@ -441,8 +459,10 @@ class Agent::Loop {
     const base::Time until = now() + 2s;
     while (now() < until && scheduler_->has_unrecorded()) {
       for (auto& action : scheduler_->take_actions(now()))
-        if (auto* record = std::get_if<Scheduler::Record>(&action)) perform(*record);
-        else if (auto* forget = std::get_if<Scheduler::Forget>(&action)) perform(*forget);
+        if (auto* record = std::get_if<Scheduler::Record>(&action))
+          perform(*record);
+        else if (auto* forget = std::get_if<Scheduler::Forget>(&action))
+          perform(*forget);
       pollfd wanted{event_, POLLIN, 0};
       poll(&wanted, 1, 20);
       drain();

@@ -27,8 +27,8 @@ class Agent {
   Agent(zht::Client& client, Options options);
   ~Agent();
 
-  // Serves until `stop_fd` becomes readable, then ends what runs (it runs again under the next agent) and records what has
-  // ended. conflict: a later incarnation of the same name has taken over.
+  // Serves until `stop_fd` becomes readable, then ends what runs (it runs again under the next agent) and records what
+  // has ended. conflict: a later incarnation of the same name has taken over.
   base::Result<void> run(int stop_fd);
 
  private:

@@ -70,8 +70,10 @@ std::string expand(const std::string& word, const std::string& item, std::uint64
 std::string quote_for_shell(const std::string& text) {
   std::string out = "'";
   for (const char c : text) {
-    if (c == '\'') out += "'\\''";
-    else out += c;
+    if (c == '\'')
+      out += "'\\''";
+    else
+      out += c;
   }
   return out + "'";
 }

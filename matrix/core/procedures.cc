@@ -45,18 +45,31 @@ Result<Chunk> read_chunk(Transaction& tables, const Job& job, std::uint32_t inde
   if (!found) return Chunk{0, {}, 0, std::string(job.tasks_in(index), '\0'), {}};
   TRY_LET(chunk, decode_chunk(found->value));
   if (chunk.states.size() != job.tasks_in(index))
-    return fail(Code::corrupt, "job ", job.id, " chunk ", index, ": ", chunk.states.size(), " tasks, expected ", job.tasks_in(index));
+    return fail(Code::corrupt, "job ", job.id, " chunk ", index, ": ", chunk.states.size(), " tasks, expected ",
+                job.tasks_in(index));
   return chunk;
 }
 
 void count(JobState& state, TaskState end, std::uint32_t exit_code) {
   switch (end) {
-    case TaskState::done: state.done++; break;
-    case TaskState::timed_out: state.timed_out++; break;
-    case TaskState::cancelled: state.cancelled++; break;
-    case TaskState::lost: state.lost++; break;
-    case TaskState::skipped: state.skipped++; break;
-    default: state.failed++; break;
+    case TaskState::done:
+      state.done++;
+      break;
+    case TaskState::timed_out:
+      state.timed_out++;
+      break;
+    case TaskState::cancelled:
+      state.cancelled++;
+      break;
+    case TaskState::lost:
+      state.lost++;
+      break;
+    case TaskState::skipped:
+      state.skipped++;
+      break;
+    default:
+      state.failed++;
+      break;
   }
   state.exit_code = std::max(state.exit_code, exit_code);
 }
@@ -69,9 +82,9 @@ std::uint32_t exit_code_without_run(TaskState state) {
 
 Result<void> write_state(Transaction& tables, const std::string& id, JobState& state) {
   if (!is_end(state.phase) && state.ended() == state.total) {
-    state.phase = state.done == state.total                                  ? Phase::done
+    state.phase = state.done == state.total                                   ? Phase::done
                   : state.cancel_asked && state.cancelled + state.skipped > 0 ? Phase::cancelled
-                                                                             : Phase::failed;
+                                                                              : Phase::failed;
     state.ended_us = now_us(tables);
     state.running = 0;
     TRY(tables.insert(keys::end(id), encode(state)));
@@ -107,8 +120,8 @@ Result<std::string> claim(Transaction& tables, Bytes key, Bytes arguments) {
     if (ended) continue;
     if (chunk.epoch > 0 && chunk.agent != request.agent) continue;
     if (chunk.epoch > 0 && chunk.incarnation > request.incarnation)
-      return fail(Code::conflict, "agent ", request.agent, " incarnation ", request.incarnation, ": chunk ", index, " of job ", id,
-                  " belongs to incarnation ", chunk.incarnation);
+      return fail(Code::conflict, "agent ", request.agent, " incarnation ", request.incarnation, ": chunk ", index,
+                  " of job ", id, " belongs to incarnation ", chunk.incarnation);
     if (chunk.epoch == 0 || chunk.incarnation < request.incarnation) {
       // What ran under the dead incarnation runs again, or for at-most-once is given up.
       std::vector<TaskResult> lost;
@@ -140,7 +153,8 @@ Result<std::string> claim(Transaction& tables, Bytes key, Bytes arguments) {
       bytes += found->value.size();
       TRY_LET(decoded, decode_items(found->value));
       if (decoded.size() != job.tasks_in(index))
-        return fail(Code::corrupt, "job ", id, " chunk ", index, ": ", decoded.size(), " items, expected ", job.tasks_in(index));
+        return fail(Code::corrupt, "job ", id, " chunk ", index, ": ", decoded.size(), " items, expected ",
+                    job.tasks_in(index));
       items = std::move(decoded);
     }
     reply.chunks.push_back({index, std::move(chunk), std::move(items)});

@@ -210,25 +210,38 @@ std::string numbered(const std::string& job, const char* kind, std::uint32_t num
 
 std::string_view name_of(TaskState state) {
   switch (state) {
-    case TaskState::fresh: return "waiting";
-    case TaskState::running: return "running";
-    case TaskState::done: return "done";
-    case TaskState::failed: return "failed";
-    case TaskState::timed_out: return "timed_out";
-    case TaskState::cancelled: return "cancelled";
-    case TaskState::lost: return "lost";
-    case TaskState::skipped: return "skipped";
+    case TaskState::fresh:
+      return "waiting";
+    case TaskState::running:
+      return "running";
+    case TaskState::done:
+      return "done";
+    case TaskState::failed:
+      return "failed";
+    case TaskState::timed_out:
+      return "timed_out";
+    case TaskState::cancelled:
+      return "cancelled";
+    case TaskState::lost:
+      return "lost";
+    case TaskState::skipped:
+      return "skipped";
   }
   return "unknown";
 }
 
 std::string_view name_of(Phase phase) {
   switch (phase) {
-    case Phase::waiting: return "waiting";
-    case Phase::running: return "running";
-    case Phase::done: return "done";
-    case Phase::failed: return "failed";
-    case Phase::cancelled: return "cancelled";
+    case Phase::waiting:
+      return "waiting";
+    case Phase::running:
+      return "running";
+    case Phase::done:
+      return "done";
+    case Phase::failed:
+      return "failed";
+    case Phase::cancelled:
+      return "cancelled";
   }
   return "unknown";
 }
@@ -353,7 +366,8 @@ Result<JobState> decode_job_state(base::Bytes bytes) {
 }
 Result<ClaimRequest> decode_claim_request(base::Bytes bytes) {
   TRY_LET(message, parse<proto::ClaimRequest>(bytes, "claim request"));
-  return ClaimRequest{message.agent(), message.incarnation(), message.from_chunk(), message.max_chunks(), message.with_job()};
+  return ClaimRequest{message.agent(), message.incarnation(), message.from_chunk(), message.max_chunks(),
+                      message.with_job()};
 }
 Result<ClaimReply> decode_claim_reply(base::Bytes bytes) {
   TRY_LET(message, parse<proto::ClaimReply>(bytes, "claim reply"));

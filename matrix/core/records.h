@@ -1,5 +1,5 @@
-// What MATRIX keeps in the store, as plain values, and their bytes. matrix.proto is the encoding, README.md says under which
-// key each lies and who writes it.
+// What MATRIX keeps in the store, as plain values, and their bytes. matrix.proto is the encoding, README.md says under
+// which key each lies and who writes it.
 //
 // All records of a job share the hash tag {t:<job>}, so one request can read a chunk, record results and count them.
 #pragma once
@@ -21,12 +21,12 @@ inline constexpr std::uint32_t kMaxTasks = 4'000'000;  // of a job: its chunks m
 enum class TaskState : std::uint8_t {
   fresh = 0,
   running = 1,
-  done = 2,       // exit code 0
-  failed = 3,     // another exit code, a signal, or it could not be started
+  done = 2,    // exit code 0
+  failed = 3,  // another exit code, a signal, or it could not be started
   timed_out = 4,
   cancelled = 5,
-  lost = 6,       // at-most-once: it may have run, its agent died
-  skipped = 7,    // something it waited for did not succeed
+  lost = 6,     // at-most-once: it may have run, its agent died
+  skipped = 7,  // something it waited for did not succeed
 };
 inline bool is_end(TaskState state) { return state >= TaskState::done; }
 std::string_view name_of(TaskState state);
@@ -50,15 +50,15 @@ struct Job {
   std::uint64_t timeout_ms = 0;  // of one attempt; 0: none
   std::int32_t priority = 0;     // greater runs first
   bool at_most_once = false;
-  bool stream = false;  // output goes to its file while the task runs
+  bool stream = false;             // output goes to its file while the task runs
   std::vector<std::string> after;  // ids of jobs that must end first
   bool after_any = false;          // ... however they end
   bool has_items = false;
   std::uint64_t submitted_us = 0;
   std::int64_t first_index = 0;  // array: {} of task i is first_index + i * index_step
   std::int64_t index_step = 0;   // 0: not an array
-  bool shell = false;  // argv[0] is a line for /bin/sh
-  bool graph = false;  // items carry parents
+  bool shell = false;            // argv[0] is a line for /bin/sh
+  bool graph = false;            // items carry parents
 
   std::uint32_t chunk_count() const { return (task_count + chunk_size - 1) / chunk_size; }
   std::uint32_t tasks_in(std::uint32_t chunk) const {
@@ -68,7 +68,7 @@ struct Job {
 
 struct Item {
   std::string text;
-  std::vector<std::string> argv;      // instead of the job's, when not empty
+  std::vector<std::string> argv;       // instead of the job's, when not empty
   std::vector<std::uint32_t> parents;  // tasks of the same job
   std::string name;
 };
@@ -200,19 +200,19 @@ base::Result<Session> decode_session(base::Bytes bytes);
 
 // Keys. `job` is an id, `agent` a name; both are letters, digits, '-', '_' and '.'.
 namespace keys {
-std::string job(const std::string& job);                            // {t:J}job   the job, written once
-std::string state(const std::string& job);                          // {t:J}st    counts; changes with every record
-std::string end(const std::string& job);                            // {t:J}end   there when the job has ended: its JobState
-std::string items(const std::string& job, std::uint32_t chunk);     // {t:J}i/C   written once
-std::string chunk(const std::string& job, std::uint32_t chunk);     // {t:J}c/C   owner, epoch, one byte a task
-std::string results(const std::string& job, std::uint32_t chunk);   // {t:J}r/C   appended to by every record
-std::string inbox(const std::string& agent);                        // {a:A}in    lines "run J", "cancel J"
+std::string job(const std::string& job);    // {t:J}job   the job, written once
+std::string state(const std::string& job);  // {t:J}st    counts; changes with every record
+std::string end(const std::string& job);    // {t:J}end   there when the job has ended: its JobState
+std::string items(const std::string& job, std::uint32_t chunk);      // {t:J}i/C   written once
+std::string chunk(const std::string& job, std::uint32_t chunk);      // {t:J}c/C   owner, epoch, one byte a task
+std::string results(const std::string& job, std::uint32_t chunk);    // {t:J}r/C   appended to by every record
+std::string inbox(const std::string& agent);                         // {a:A}in    lines "run J", "cancel J"
 std::string live(const std::string& agent, const std::string& job);  // {a:A}j/J   until the job has ended
-std::string live_prefix(const std::string& agent);                  // {a:A}j/
-std::string history(const std::string& agent);                      // {a:A}jobs  one fragment a job: "<id>\n<name>"
-std::string session(const std::string& agent);                      // {a:A}s
-std::string name(const std::string& name);                          // {n:NAME}   the id of the latest job of that name
-inline constexpr const char* kNextId = "{m:next}";                  // the last job id given out, a decimal
+std::string live_prefix(const std::string& agent);                   // {a:A}j/
+std::string history(const std::string& agent);                       // {a:A}jobs  one fragment a job: "<id>\n<name>"
+std::string session(const std::string& agent);                       // {a:A}s
+std::string name(const std::string& name);                           // {n:NAME}   the id of the latest job of that name
+inline constexpr const char* kNextId = "{m:next}";                   // the last job id given out, a decimal
 }  // namespace keys
 
 }  // namespace matrix

@@ -1,6 +1,7 @@
 #include "matrix/core/scheduler.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace matrix {
 namespace {
@@ -12,7 +13,7 @@ using namespace std::chrono_literals;
 
 constexpr Duration kFirstBackoff = 20ms;
 constexpr Duration kMostBackoff = 1s;
-constexpr std::size_t kRecordAtMost = 2048;              // results in one request
+constexpr std::size_t kRecordAtMost = 2048;                 // results in one request
 constexpr std::size_t kRecordBytes = std::size_t{4} << 20;  // of output in one request, about
 constexpr std::uint32_t kChunksAtOnce = 4;
 
@@ -28,16 +29,23 @@ Scheduler::ActiveJob* Scheduler::find(const std::string& job) {
   return at == jobs_.end() ? nullptr : at->second.get();
 }
 
+void Scheduler::touch(ActiveJob& job) {
+  if (std::exchange(job.touched, true)) return;
+  touched_.push_back(&job);
+}
+
 void Scheduler::on_job(const std::string& job, Time) {
   auto& active = jobs_[job];
   if (active) return;
   active = std::make_unique<ActiveJob>();
   active->id = job;
+  touch(*active);
 }
 
 void Scheduler::on_cancel(const std::string& job, Time now) {
   on_job(job, now);
   ActiveJob& active = *find(job);
+  touch(active);
   if (active.cancelling) return;
   active.cancelling = true;
   active.claim_not_before = now;
@@ -96,18 +104,21 @@ void Scheduler::end_without_run(ActiveJob& job, std::uint32_t task, TaskState st
 void Scheduler::on_claimed(const std::string& id, ClaimReply reply, Time now) {
   ActiveJob* job = find(id);
   if (job == nullptr) return;
+  touch(*job);
   job->claiming = false;
   job->claim_backoff = {};
   if (is_end(reply.state.phase)) return finish(*job);
   const bool first = job->spec == nullptr;
   if (reply.job) job->spec = std::make_shared<const Job>(std::move(*reply.job));
-  if (job->spec == nullptr) return on_claim_failed(id, base::fail(Code::corrupt, "job ", id, ": the reply holds no job"), now);
+  if (job->spec == nullptr)
+    return on_claim_failed(id, base::fail(Code::corrupt, "job ", id, ": the reply holds no job"), now);
   if (reply.state.cancel_asked) job->cancelling = true;
   if (first && !job->spec->after.empty() && !job->cancelling) {
     job->waiting_for_parents = true;
     for (const auto& parent : job->spec->after) {
       job->open_parents.insert(parent);
-      if (waiting_on_[parent].insert(id).second && waiting_on_[parent].size() == 1) actions_.push_back(WatchEnd{parent});
+      if (waiting_on_[parent].insert(id).second && waiting_on_[parent].size() == 1)
+        actions_.push_back(WatchEnd{parent});
     }
     return;
   }
@@ -143,8 +154,10 @@ void Scheduler::link_graph(ActiveJob& job) {
   std::unordered_map<std::uint32_t, TaskState> ended;
   std::vector<std::uint32_t> fresh;
   for (const auto& [task, state] : states) {
-    if (is_end(state)) ended[task] = state;
-    else fresh.push_back(task);
+    if (is_end(state))
+      ended[task] = state;
+    else
+      fresh.push_back(task);
   }
   std::vector<std::uint32_t> startable, doomed;
   for (const auto task : fresh) {
@@ -163,8 +176,10 @@ void Scheduler::link_graph(ActiveJob& job) {
         }
       }
     job.open[task] = open;
-    if (failed) doomed.push_back(task);
-    else if (open == 0) startable.push_back(task);
+    if (failed)
+      doomed.push_back(task);
+    else if (open == 0)
+      startable.push_back(task);
   }
   for (const auto task : startable) {
     job.open.erase(task);
@@ -206,6 +221,7 @@ void Scheduler::task_ended(ActiveJob& job, std::uint32_t task, TaskState state) 
 void Scheduler::make_ready(ActiveJob& job, std::uint32_t task) {
   if (job.spec->at_most_once) {
     job.unmarked.push_back(task);
+    at_most_once_.insert(job.id);
     return;
   }
   push_ready(job, task);
@@ -214,6 +230,7 @@ void Scheduler::make_ready(ActiveJob& job, std::uint32_t task) {
 void Scheduler::on_claim_failed(const std::string& id, const base::Error& error, Time now) {
   ActiveJob* job = find(id);
   if (job == nullptr) return;
+  touch(*job);
   job->claiming = false;
   if (error.code == Code::not_found) return finish(*job);
   if (error.code == Code::conflict) {
@@ -232,6 +249,7 @@ void Scheduler::on_job_ended(const std::string& parent, bool succeeded, Time now
   for (const auto& id : waiting) {
     ActiveJob* job = find(id);
     if (job == nullptr || !job->waiting_for_parents) continue;
+    touch(*job);
     if (!succeeded && !job->spec->after_any) {
       job->waiting_for_parents = false;
       for (const auto& other : job->open_parents)
@@ -260,6 +278,7 @@ void Scheduler::on_exit(RunId id, TaskResult result, Time) {
     mean_run_ns_ = mean_run_ns_ * 0.9 + 0.1 * 1000.0 * static_cast<double>(result.ended_us - result.started_us);
   ActiveJob* job = find(run.job);
   if (job == nullptr || !job->launched.erase(run.task)) return;
+  touch(*job);
   if (job->chunks.find(chunk_of(*job, run.task)) == job->chunks.end()) return;  // fenced meanwhile
   result.task = run.task;
   result.attempt = run.attempt;
@@ -279,6 +298,7 @@ void Scheduler::on_exit(RunId id, TaskResult result, Time) {
 void Scheduler::on_recorded(const std::string& id, std::uint64_t batch, const RecordReply& reply, Time now) {
   ActiveJob* job = find(id);
   if (job == nullptr || job->batch != batch || !job->recording) return;
+  touch(*job);
   const auto request = std::move(job->recording);
   job->recording = nullptr;
   job->record_backoff = {};
@@ -316,6 +336,7 @@ void Scheduler::on_recorded(const std::string& id, std::uint64_t batch, const Re
 void Scheduler::on_record_failed(const std::string& id, std::uint64_t batch, const base::Error& error, Time now) {
   ActiveJob* job = find(id);
   if (job == nullptr || job->batch != batch || !job->recording) return;
+  touch(*job);
   if (error.code == Code::not_found) return finish(*job);  // the job's records were removed
   job->record_backoff = grow(job->record_backoff);
   job->record_not_before = now + job->record_backoff;
@@ -325,6 +346,8 @@ void Scheduler::on_record_failed(const std::string& id, std::uint64_t batch, con
 void Scheduler::finish(ActiveJob& job) {
   if (job.finished) return;
   job.finished = true;
+  touch(job);
+  at_most_once_.erase(job.id);
   std::size_t dropped = job.results.size();
   if (job.recording)
     for (const auto& update : job.recording->chunks) dropped += update.results.size();
@@ -346,7 +369,7 @@ void Scheduler::want_claim(ActiveJob& job, Time now) {
   const std::size_t enough = options_.slots + options_.most_ahead + kChunkSize / 4;
   if (!first && !job.spec->graph && job.ready.size() + job.unmarked.size() >= enough) return;
   if (job.claim_not_before > now) {
-    if (job.claim_not_before != Time::max()) wake(job.claim_not_before);
+    if (job.claim_not_before != Time::max()) look_at(job, job.claim_not_before);
     return;
   }
   ClaimRequest request{options_.agent, options_.incarnation, job.next_chunk, first ? 1 : kChunksAtOnce, first};
@@ -357,8 +380,8 @@ void Scheduler::want_claim(ActiveJob& job, Time now) {
 }
 
 void Scheduler::want_marks(ActiveJob& job) {
-  // No more than can start at once: what is marked and not started when the agent dies is lost. Where others compete for
-  // the slots there is never a free one to see, so one task is marked to take its turn among them.
+  // No more than can start at once: what is marked and not started when the agent dies is lost. Where others compete
+  // for the slots there is never a free one to see, so one task is marked to take its turn among them.
   const std::size_t free = options_.slots > used_cpus_ ? options_.slots - used_cpus_ : 0;
   const std::size_t most = std::max<std::size_t>(free, turn_.empty() ? 0 : 1);
   while (!job.unmarked.empty() && job.marking.size() + job.ready.size() < most) {
@@ -372,7 +395,7 @@ void Scheduler::want_marks(ActiveJob& job) {
 void Scheduler::want_record(ActiveJob& job, Time now) {
   if (job.recording && job.batch != 0) return;
   if (job.recording) {  // the last one failed
-    if (job.record_not_before > now) return wake(job.record_not_before);
+    if (job.record_not_before > now) return look_at(job, job.record_not_before);
     job.batch = next_batch_++;
     actions_.push_back(Record{job.id, job.batch, job.recording});
     return;
@@ -381,7 +404,7 @@ void Scheduler::want_record(ActiveJob& job, Time now) {
   const bool drained = job.all_claimed && job.ready.empty() && job.launched.empty() && job.open.empty();
   const bool due = job.results.size() >= options_.record_results || drained || !job.marking.empty() ||
                    now >= job.recorded_at + options_.record_interval;
-  if (!due) return wake(job.recorded_at + options_.record_interval);
+  if (!due) return look_at(job, job.recorded_at + options_.record_interval);
   auto request = std::make_shared<RecordRequest>();
   request->agent = options_.agent;
   request->incarnation = options_.incarnation;
@@ -400,8 +423,10 @@ void Scheduler::want_record(ActiveJob& job, Time now) {
   for (; taken < job.results.size() && taken < kRecordAtMost && bytes < kRecordBytes; taken++) {
     TaskResult& result = job.results[taken];
     bytes += result.output.size() + result.error_output.size() + 64;
-    if (ChunkUpdate* update = update_of(result.task)) update->results.push_back(std::move(result));
-    else unrecorded_--;
+    if (ChunkUpdate* update = update_of(result.task))
+      update->results.push_back(std::move(result));
+    else
+      unrecorded_--;
   }
   job.results.erase(job.results.begin(), job.results.begin() + static_cast<std::ptrdiff_t>(taken));
   for (const auto& mark : job.marks)
@@ -432,9 +457,11 @@ void Scheduler::dispatch(Time now) {
     job.ready.pop_front();
     turn_.erase(turn);
     if (!job.ready.empty()) enter_turn(job);
+    touch(job);
     if (job.spec->cpus > options_.slots) {
-      end_without_run(job, task, TaskState::failed,
-                      "needs " + std::to_string(job.spec->cpus) + " cpus; this agent has " + std::to_string(options_.slots));
+      end_without_run(
+          job, task, TaskState::failed,
+          "needs " + std::to_string(job.spec->cpus) + " cpus; this agent has " + std::to_string(options_.slots));
       task_ended(job, task, TaskState::failed);
       continue;
     }
@@ -452,31 +479,43 @@ void Scheduler::dispatch(Time now) {
 }
 
 std::vector<Scheduler::Action> Scheduler::take_actions(Time now) {
-  wake_at_ = Time::max();
-  std::erase_if(jobs_, [](const auto& entry) { return entry.second->finished; });
+  while (!timers_.empty() && timers_.begin()->first <= now) {
+    if (ActiveJob* job = find(timers_.begin()->second)) touch(*job);
+    timers_.erase(timers_.begin());
+  }
   dispatch(now);
+  Time mark_at = Time::max();
   while (!unmarked_runs_.empty()) {
     const Unmarked& oldest = unmarked_runs_.front();
     const auto at = runs_.find(static_cast<std::uint64_t>(oldest.run));
-    if (at == runs_.end()) {
-      unmarked_runs_.pop_front();
-      continue;
-    }
-    if (oldest.due > now) {
-      wake(oldest.due);
+    if (at != runs_.end() && oldest.due > now) {
+      mark_at = oldest.due;
       break;
     }
-    if (ActiveJob* job = find(at->second.job)) job->marks.push_back({at->second.task, at->second.attempt});
+    ActiveJob* job = at == runs_.end() ? nullptr : find(at->second.job);
+    if (job != nullptr) {
+      job->marks.push_back({at->second.task, at->second.attempt});
+      touch(*job);
+    }
     unmarked_runs_.pop_front();
   }
-  for (auto& [id, job] : jobs_) {
-    want_claim(*job, now);
-    if (job->spec) {
-      want_marks(*job);
-      want_record(*job, now);
+  for (const auto& id : at_most_once_)
+    if (ActiveJob* job = find(id)) touch(*job);
+  const auto touched = std::exchange(touched_, {});
+  for (ActiveJob* job : touched) {
+    job->touched = false;
+    if (job->finished) {
+      jobs_.erase(std::string(job->id));
+      continue;
     }
+    want_claim(*job, now);
+    if (job->spec == nullptr) continue;
+    want_marks(*job);
+    want_record(*job, now);
+    if (job->unmarked.empty()) at_most_once_.erase(job->id);
   }
-  return std::move(actions_);
+  wake_at_ = timers_.empty() ? mark_at : std::min(mark_at, timers_.begin()->first);
+  return std::exchange(actions_, {});
 }
 
 }  // namespace matrix

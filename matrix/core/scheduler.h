@@ -1,5 +1,5 @@
-// The agent's brain: which task runs next, what is recorded when, what happens after a crash, a cancel, a lost reply. It
-// does no I/O: it is told events and the time, and hands out actions.
+// The agent's brain: which task runs next, what is recorded when, what happens after a crash, a cancel, a lost reply.
+// It does no I/O: it is told events and the time, and hands out actions.
 //
 //   Scheduler scheduler({.agent = "local", .incarnation = 7, .slots = 2});
 //   scheduler.on_job("12", now);
@@ -9,9 +9,9 @@
 //   scheduler.on_recorded("12", batch, reply, now);              // -> Forget when that was the last task
 //
 // A job's tasks arrive by chunks, claimed a few ahead of need. Nothing goes to the store between "ready" and "launch",
-// except for at-most-once tasks, which are marked as running first. Results are recorded in groups: at once when nothing
-// was recorded for `record_interval`, else with the others of that interval or when `record_results` have gathered. A
-// record that fails is repeated unchanged until it is answered: the store takes each result once.
+// except for at-most-once tasks, which are marked as running first. Results are recorded in groups: at once when
+// nothing was recorded for `record_interval`, else with the others of that interval or when `record_results` have
+// gathered. A record that fails is repeated unchanged until it is answered: the store takes each result once.
 //
 // Ready tasks of jobs of one priority take turns, one task each, so that a small job is not stuck behind a huge one.
 #pragma once
@@ -39,7 +39,7 @@ class Scheduler {
   struct Options {
     std::string agent = "local";
     std::uint64_t incarnation = 1;
-    std::uint32_t slots = 1;                            // cpus to give away
+    std::uint32_t slots = 1;  // cpus to give away
     base::Duration record_interval = std::chrono::milliseconds(10);
     std::size_t record_results = 256;
     base::Duration mark_after = std::chrono::milliseconds(20);  // a task that runs longer is recorded as running
@@ -49,9 +49,14 @@ class Scheduler {
   };
 
   // Read chunks of the job (and the job itself); answer with on_claimed or on_claim_failed.
-  struct Claim { std::string job; ClaimRequest request; };
+  struct Claim {
+    std::string job;
+    ClaimRequest request;
+  };
   // Say on_job_ended when job `job` has ended.
-  struct WatchEnd { std::string job; };
+  struct WatchEnd {
+    std::string job;
+  };
   // Run a task; answer with on_exit, once.
   struct Launch {
     RunId run;
@@ -61,15 +66,28 @@ class Scheduler {
     Item item;
   };
   // End a task's processes; its on_exit follows.
-  struct Kill { RunId run; };
+  struct Kill {
+    RunId run;
+  };
   // Answer with on_recorded or on_record_failed.
-  struct Record { std::string job; std::uint64_t batch; std::shared_ptr<const RecordRequest> request; };
+  struct Record {
+    std::string job;
+    std::uint64_t batch;
+    std::shared_ptr<const RecordRequest> request;
+  };
   // A job that this one waits for did not succeed: cancel the job in the store, then say on_cancel.
-  struct Skip { std::string job; std::string reason; };
+  struct Skip {
+    std::string job;
+    std::string reason;
+  };
   // The job has ended or is gone: take it off the live list.
-  struct Forget { std::string job; };
+  struct Forget {
+    std::string job;
+  };
   // This agent has been replaced by a later incarnation: stop everything.
-  struct Retire { std::string reason; };
+  struct Retire {
+    std::string reason;
+  };
   using Action = std::variant<Claim, WatchEnd, Launch, Kill, Record, Skip, Forget, Retire>;
 
   explicit Scheduler(Options options);
@@ -105,14 +123,15 @@ class Scheduler {
     std::set<std::string> open_parents;
     bool waiting_for_parents = false;
     bool claiming = false, all_claimed = false, cancelling = false, finished = false;
+    bool touched = false;  // it is in touched_
     std::uint32_t next_chunk = 0;
     base::Time claim_not_before{};
     base::Duration claim_backoff{};
     std::map<std::uint32_t, OwnedChunk> chunks;
     std::unordered_map<std::uint32_t, std::uint32_t> attempts;  // of a task: last begun, when not 0
-    std::deque<std::uint32_t> ready;     // may be launched
-    std::deque<std::uint32_t> unmarked;  // at-most-once: to be marked as running first
-    std::set<std::uint32_t> marking;     // ... the marks are on their way
+    std::deque<std::uint32_t> ready;                            // may be launched
+    std::deque<std::uint32_t> unmarked;                         // at-most-once: to be marked as running first
+    std::set<std::uint32_t> marking;                            // ... the marks are on their way
     std::set<std::uint32_t> launched;
     // Graph jobs: how many parents are open, and who waits for whom.
     std::vector<std::pair<std::uint32_t, TaskState>> graph_states;  // of the chunks claimed so far, until it is linked
@@ -130,7 +149,10 @@ class Scheduler {
     std::uint32_t task = 0, attempt = 0, cpus = 1;
     bool killed = false;
   };
-  struct Unmarked { RunId run; base::Time due; };
+  struct Unmarked {
+    RunId run;
+    base::Time due;
+  };
 
   ActiveJob* find(const std::string& job);
   void add_chunk(ActiveJob& job, ClaimedChunk claimed);
@@ -147,7 +169,10 @@ class Scheduler {
   void want_marks(ActiveJob& job);
   void want_record(ActiveJob& job, base::Time now);
   void dispatch(base::Time now);
-  void wake(base::Time at) { wake_at_ = std::min(wake_at_, at); }
+  // Look at the job in the next take_actions: something about it has changed, or (look_at) its time has come. Thousands
+  // of jobs may wait for others; those cost nothing.
+  void touch(ActiveJob& job);
+  void look_at(const ActiveJob& job, base::Time at) { timers_.emplace(at, job.id); }
   std::uint32_t chunk_of(const ActiveJob& job, std::uint32_t task) const { return task / job.spec->chunk_size; }
 
   Options options_;
@@ -156,6 +181,9 @@ class Scheduler {
   std::map<std::string, std::set<std::string>> waiting_on_;            // parent job -> jobs that wait for it
   std::unordered_map<std::uint64_t, Run> runs_;
   std::deque<Unmarked> unmarked_runs_;
+  std::vector<ActiveJob*> touched_;
+  std::multimap<base::Time, std::string> timers_;
+  std::set<std::string> at_most_once_;  // jobs that look for free slots to mark tasks for
   std::vector<Action> actions_;
   std::uint64_t next_run_ = 1, next_turn_ = 1, next_batch_ = 1;
   std::uint32_t used_cpus_ = 0;

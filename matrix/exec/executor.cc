@@ -35,8 +35,8 @@ using Instant = steady_clock::time_point;
 
 constexpr std::size_t kStackSize = 64 << 10;
 constexpr std::size_t kReadSize = 64 << 10;
-// Pipes of a process join the epoll set only when it has lived this long: until then a pipe's own 64 KiB take its output,
-// and the many processes that end sooner cost one wake-up instead of three.
+// Pipes of a process join the epoll set only when it has lived this long: until then a pipe's own 64 KiB take its
+// output, and the many processes that end sooner cost one wake-up instead of three.
 constexpr milliseconds kPipesAfter{5};
 
 std::uint64_t wall_us() {
@@ -105,8 +105,8 @@ struct Executor::Shared {
   std::atomic<bool> stopping{false};
   OnExit on_exit;
 
-  // May `worker` start the first of the queue? Each has an even share of the slots: starting a process blocks a thread for
-  // a third of a short task's life, and one thread that took all slots would leave the other cores idle.
+  // May `worker` start the first of the queue? Each has an even share of the slots: starting a process blocks a thread
+  // for a third of a short task's life, and one thread that took all slots would leave the other cores idle.
   bool fits(std::size_t worker) const {
     if (queue.empty()) return false;
     const std::uint32_t cpus = queue.front().cpus;
@@ -126,7 +126,11 @@ struct Executor::Shared {
 class Executor::Worker {
  public:
   Worker(Shared& shared, const Options& options, std::size_t number)
-      : shared_(shared), options_(options), number_(number), stack_(new char[kStackSize]), buffer_(new char[kReadSize]) {
+      : shared_(shared),
+        options_(options),
+        number_(number),
+        stack_(new char[kStackSize]),
+        buffer_(new char[kReadSize]) {
     epoll_ = epoll_create1(EPOLL_CLOEXEC);
     event_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     null_ = open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -175,7 +179,10 @@ class Executor::Worker {
     std::string error;
   };
   enum class Timer { timeout, force, flush };
-  struct Due { std::uint32_t slot, generation; Timer timer; };
+  struct Due {
+    std::uint32_t slot, generation;
+    Timer timer;
+  };
 
   static std::uint64_t tag(std::uint32_t slot, std::uint32_t generation, Kind kind) {
     return std::uint64_t{generation} << 32 | std::uint64_t{slot} << 2 | kind;
@@ -265,9 +272,12 @@ class Executor::Worker {
   void start(Task task) {
     const Setting& setting = *task.setting;
     auto program = setting.find_program(task.argv.empty() ? std::string() : task.argv[0]);
-    if (!program) return refuse(std::move(task), program.code() == Code::invalid ? 126 : 127, "cannot run: " + program.error().message);
+    if (!program)
+      return refuse(std::move(task), program.code() == Code::invalid ? 126 : 127,
+                    "cannot run: " + program.error().message);
     int out[2], err[2];
-    if (pipe2(out, O_CLOEXEC) != 0) return refuse(std::move(task), 126, std::string("cannot make a pipe: ") + std::strerror(errno));
+    if (pipe2(out, O_CLOEXEC) != 0)
+      return refuse(std::move(task), 126, std::string("cannot make a pipe: ") + std::strerror(errno));
     if (pipe2(err, O_CLOEXEC) != 0) {
       const int error = errno;
       close(out[0]);
@@ -283,9 +293,16 @@ class Executor::Worker {
     lines_.insert(lines_.end(), setting.environment().begin(), setting.environment().end());
     lines_.push_back(nullptr);
     const auto& common = setting.options();
-    const SpawnRequest request{program->c_str(), words_.data() + 1, lines_.data(), common.cwd.c_str(),
-                               common.stdin_path.empty() ? nullptr : common.stdin_path.c_str(), null_, out[1], err[1],
-                               common.umask, getpid()};
+    const SpawnRequest request{program->c_str(),
+                               words_.data() + 1,
+                               lines_.data(),
+                               common.cwd.c_str(),
+                               common.stdin_path.empty() ? nullptr : common.stdin_path.c_str(),
+                               null_,
+                               out[1],
+                               err[1],
+                               common.umask,
+                               getpid()};
     const std::uint64_t now_us = wall_us();
     const Instant now = steady_clock::now();
     const Spawned spawned = spawn(request, stack_.get(), kStackSize);
@@ -296,14 +313,19 @@ class Executor::Worker {
       close(err[0]);
       const std::string why = std::strerror(spawned.error);
       switch (spawned.step) {
-        case Spawned::Step::cwd: return refuse(std::move(task), 126, "cannot change to folder " + common.cwd + ": " + why);
-        case Spawned::Step::open_stdin: return refuse(std::move(task), 126, "cannot open its input " + common.stdin_path + ": " + why);
-        case Spawned::Step::clone: return refuse(std::move(task), 126, "cannot make a process: " + why);
-        case Spawned::Step::exec: break;
+        case Spawned::Step::cwd:
+          return refuse(std::move(task), 126, "cannot change to folder " + common.cwd + ": " + why);
+        case Spawned::Step::open_stdin:
+          return refuse(std::move(task), 126, "cannot open its input " + common.stdin_path + ": " + why);
+        case Spawned::Step::clone:
+          return refuse(std::move(task), 126, "cannot make a process: " + why);
+        case Spawned::Step::exec:
+          break;
       }
       const bool missing = spawned.error == ENOENT || spawned.error == ENOTDIR;
       std::string text = "cannot run " + *program + ": " + why;
-      if (spawned.error == ENOENT && access(program->c_str(), F_OK) == 0) text += " (the interpreter named in its first line?)";
+      if (spawned.error == ENOENT && access(program->c_str(), F_OK) == 0)
+        text += " (the interpreter named in its first line?)";
       return refuse(std::move(task), missing ? 127 : 126, std::move(text));
     }
     std::uint32_t slot;
@@ -365,8 +387,10 @@ class Executor::Worker {
     Run& run = *runs_[slot];
     if (kind == kPid) return finish(slot);
     Pipe& pipe = kind == kOutput ? run.out : run.err;
-    if ((event.events & EPOLLIN) != 0) read_some(run, pipe);
-    else if ((event.events & (EPOLLHUP | EPOLLERR)) != 0) close_pipe(pipe);
+    if ((event.events & EPOLLIN) != 0)
+      read_some(run, pipe);
+    else if ((event.events & (EPOLLHUP | EPOLLERR)) != 0)
+      close_pipe(pipe);
     if (run.task.stream && !run.flush_timer && !pipe.stream.text.empty()) {
       run.flush_timer = true;
       due_.emplace(run.started + options_.stream_after, Due{slot, generation, Timer::flush});
@@ -527,7 +551,9 @@ class Executor::Worker {
           ::kill(-run.pid, SIGTERM);
           due_.emplace(now + options_.grace, Due{due.slot, due.generation, Timer::force});
           break;
-        case Timer::force: ::kill(-run.pid, SIGKILL); break;
+        case Timer::force:
+          ::kill(-run.pid, SIGKILL);
+          break;
         case Timer::flush:
           if (!run.out.stream.text.empty()) spill(run, run.out);
           if (!run.err.stream.text.empty()) spill(run, run.err);
@@ -604,7 +630,8 @@ void Executor::kill(const std::vector<std::uint64_t>& runs) {
   {
     const std::lock_guard lock(shared_->mutex);
     for (const auto run : runs) {
-      const auto at = std::find_if(shared_->queue.begin(), shared_->queue.end(), [&](const Task& t) { return t.run == run; });
+      const auto at =
+          std::find_if(shared_->queue.begin(), shared_->queue.end(), [&](const Task& t) { return t.run == run; });
       if (at == shared_->queue.end()) continue;
       shared_->queue.erase(at);
       Exit exit;

@@ -3,12 +3,13 @@
 //   Executor executor({.slots = 2}, [](std::vector<Executor::Exit> exits) { ... });   // called on an executor thread
 //   executor.launch({Executor::Task{.run = 1, .setting = setting, .argv = {"/bin/true"}}});
 //
-// Fast path: a few threads, each with an epoll loop over the pidfds and pipes of the processes it started. A process is made
-// by clone(CLONE_VM | CLONE_VFORK | CLONE_PIDFD): no copy of page tables, no growth with the agent's memory. Tasks beyond
-// the free slots wait in one queue from which whichever thread sees a process end takes the next, without a detour.
+// Fast path: a few threads, each with an epoll loop over the pidfds and pipes of the processes it started. A process is
+// made by clone(CLONE_VM | CLONE_VFORK | CLONE_PIDFD): no copy of page tables, no growth with the agent's memory. Tasks
+// beyond the free slots wait in one queue from which whichever thread sees a process end takes the next, without a
+// detour.
 //
-// Output stays in memory up to `inline_limit` bytes a stream; beyond, and for `stream` tasks that run longer than a moment,
-// the whole stream lies in the file <output_stem>.out or .err.
+// Output stays in memory up to `inline_limit` bytes a stream; beyond, and for `stream` tasks that run longer than a
+// moment, the whole stream lies in the file <output_stem>.out or .err.
 //
 // When the first process of a task ends, the rest of its process group is killed. When the agent dies, the kernel kills
 // that first process (PDEATHSIG); kill_leftovers() finds descendants that outlived it.
@@ -41,8 +42,8 @@ class Setting {
   explicit Setting(Options options);
   const Options& options() const { return options_; }
   const std::vector<char*>& environment() const { return environment_; }  // not null-terminated
-  // Where `program` is, searched in the PATH of this environment; with a slash in it, itself. not_found; invalid: found,
-  // but it may not be executed. Any thread.
+  // Where `program` is, searched in the PATH of this environment; with a slash in it, itself. not_found; invalid:
+  // found, but it may not be executed. Any thread.
   base::Result<std::string> find_program(const std::string& program) const;
 
  private:
@@ -56,9 +57,9 @@ class Setting {
 class Executor {
  public:
   struct Options {
-    std::uint32_t slots = 1;               // cpus given away at a time
-    std::uint32_t threads = 0;             // 0: as many as cores, at most `slots`
-    std::size_t inline_limit = 4096;       // bytes of one stream kept in memory
+    std::uint32_t slots = 1;                // cpus given away at a time
+    std::uint32_t threads = 0;              // 0: as many as cores, at most `slots`
+    std::size_t inline_limit = 4096;        // bytes of one stream kept in memory
     std::chrono::milliseconds grace{1000};  // between SIGTERM and SIGKILL
     std::chrono::milliseconds stream_after{20};
   };
@@ -94,8 +95,9 @@ class Executor {
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  void launch(std::vector<Task> tasks);     // each is reported once; any thread
-  void kill(const std::vector<std::uint64_t>& runs);  // SIGTERM to their groups, SIGKILL after the grace; unknown ones are fine
+  void launch(std::vector<Task> tasks);  // each is reported once; any thread
+  void kill(const std::vector<std::uint64_t>&
+                runs);  // SIGTERM to their groups, SIGKILL after the grace; unknown ones are fine
   std::uint32_t slots() const { return options_.slots; }
 
  private:
@@ -106,8 +108,8 @@ class Executor {
   std::vector<std::unique_ptr<Worker>> workers_;
 };
 
-// Every task's environment names its agent's session in MATRIX_SESSION. Kills (SIGKILL) all processes of this user whose
-// MATRIX_SESSION starts with `prefix` and is not `prefix + current`; returns how many.
+// Every task's environment names its agent's session in MATRIX_SESSION. Kills (SIGKILL) all processes of this user
+// whose MATRIX_SESSION starts with `prefix` and is not `prefix + current`; returns how many.
 std::size_t kill_leftovers(const std::string& prefix, const std::string& current);
 
 }  // namespace matrix

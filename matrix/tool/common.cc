@@ -36,7 +36,7 @@ struct Bell {
   std::optional<Outcome> end, change;  // guarded by mutex
   int event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   ~Bell() { close(event); }
-  void ring(std::optional<Outcome> Bell::* which, Outcome outcome) {
+  void ring(std::optional<Outcome> Bell::*which, Outcome outcome) {
     const std::lock_guard lock(mutex);
     this->*which = std::move(outcome);
     const std::uint64_t one = 1;
@@ -70,22 +70,27 @@ Result<Reach> open_session(const Context& context, bool with_agent) {
 
 void expect_agent(const Context& context, const Reach& reach) {
   if (reach.agent_ran) return;
-  const bool serves = support::wait_until(kAgentPatience, [&] { return support::service_pid(reach.data, "matrix").has_value(); });
+  const bool serves =
+      support::wait_until(kAgentPatience, [&] { return support::service_pid(reach.data, "matrix").has_value(); });
   if (!serves && !context.flags->quiet)
-    support::complain("matrix", "the job waits: the node has not started the agent; its log is " + reach.data + "/node.log");
+    support::complain("matrix",
+                      "the job waits: the node has not started the agent; its log is " + reach.data + "/node.log");
 }
 
-Result<Ending> wait_for_end(const Context& context, Reach& reach, const std::string& id, milliseconds pace,
-                            const std::function<void(const JobState&)>& tick, const Follow& follow) {
+Result<Ending> wait_for_end(const Context& context, Reach& reach, const std::string& id, const Waiting& waiting) {
+  using Instant = std::chrono::steady_clock::time_point;
+  const auto& [pace, tick, follow, cancels, patience] = waiting;
   auto bell = std::make_shared<Bell>();
   zht::Client& client = *reach.client;
   const auto watch_end = [&] {
-    client.submit(Operation::callback(keys::end(id), Condition::present()),
-                  [bell](Outcome outcome) { bell->ring(&Bell::end, std::move(outcome)); }, kWatch);
+    client.submit(
+        Operation::callback(keys::end(id), Condition::present()),
+        [bell](Outcome outcome) { bell->ring(&Bell::end, std::move(outcome)); }, kWatch);
   };
   const auto watch_change = [&](zht::Version seen) {
-    client.submit(Operation::callback(keys::state(id), Condition::after_version(seen)),
-                  [bell](Outcome outcome) { bell->ring(&Bell::change, std::move(outcome)); }, kWatch);
+    client.submit(
+        Operation::callback(keys::state(id), Condition::after_version(seen)),
+        [bell](Outcome outcome) { bell->ring(&Bell::change, std::move(outcome)); }, kWatch);
   };
   Ending ending;
   watch_end();
@@ -94,22 +99,26 @@ Result<Ending> wait_for_end(const Context& context, Reach& reach, const std::str
   bool change_due = false;
   auto next_change = std::chrono::steady_clock::now();
   int interrupts = 0, follow_fd = -1;
-  const auto follow_at = std::chrono::steady_clock::now() + kFollowAfter;
+  const Instant follow_at = std::chrono::steady_clock::now() + kFollowAfter;
+  const Instant give_up_at = patience.count() > 0 ? std::chrono::steady_clock::now() + patience : Instant::max();
   while (true) {
-    auto until = std::chrono::steady_clock::time_point::max();
-    if (change_due) until = next_change;
+    Instant until = give_up_at;
+    if (change_due) until = std::min(until, next_change);
     if (follow.open && follow_fd < 0) until = std::min(until, follow_at);
-    int patience = -1;
-    if (until != std::chrono::steady_clock::time_point::max())
-      patience = static_cast<int>(std::max<std::int64_t>(0, std::chrono::ceil<milliseconds>(until - std::chrono::steady_clock::now()).count()));
+    int sleep = -1;
+    if (until != Instant::max()) {
+      const auto left = std::chrono::ceil<milliseconds>(until - std::chrono::steady_clock::now()).count();
+      sleep = static_cast<int>(std::clamp<std::int64_t>(left, 0, 3'600'000));
+    }
     pollfd wanted[3] = {{bell->event, POLLIN, 0}, {context.signals->fd(), POLLIN, 0}, {follow_fd, POLLIN, 0}};
-    poll(wanted, 3, patience);  // a negative descriptor is passed over
+    poll(wanted, 3, sleep);  // a negative descriptor is passed over
     if (follow.open && follow_fd < 0 && std::chrono::steady_clock::now() >= follow_at) {
       follow_fd = follow.open();
       follow.read_on();
     }
     if (wanted[1].revents != 0 && context.signals->wait(milliseconds(0))) {
       ending.interrupted = true;
+      if (!cancels) return ending;
       if (++interrupts > 1) return fail(Code::timeout, "interrupted twice; job ", id, " may still be ending");
       auto cancelled = reach.jobs->cancel(id, "interrupted");
       if (!cancelled) return std::move(cancelled).error();
@@ -132,6 +141,8 @@ Result<Ending> wait_for_end(const Context& context, Reach& reach, const std::str
       if (end->code != Code::timeout && end->code != Code::unavailable) return end->error();
       watch_end();
     }
+    if (std::chrono::steady_clock::now() >= give_up_at)
+      return fail(Code::timeout, "job ", id, " has not ended within ", patience.count(), " ms");
     if (change) {
       if (change->ok()) {
         seen = change->version;
@@ -166,8 +177,9 @@ Result<void> write_output(int fd, const TaskResult& result, bool error_output, s
   }
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (file < 0)
-    return fail(Code::io, "the output of task ", result.task, " (", error_output ? result.error_output_size : result.output_size,
-                " bytes) is not readable here: ", path, ": ", std::strerror(errno));
+    return fail(Code::io, "the output of task ", result.task, " (",
+                error_output ? result.error_output_size : result.output_size, " bytes) is not readable here: ", path,
+                ": ", std::strerror(errno));
   std::vector<char> buffer(64 << 10);
   Result<void> written;
   off_t at = static_cast<off_t>(skip);
@@ -210,8 +222,9 @@ nlohmann::json json_of(const std::string& id, const Job* job, const JobState& st
     json["cwd"] = job->cwd;
     json["after"] = job->after;
   }
-  json["tasks"] = {{"total", state.total},         {"done", state.done}, {"failed", state.failed},   {"timed_out", state.timed_out},
-                   {"cancelled", state.cancelled}, {"lost", state.lost}, {"skipped", state.skipped}, {"running", state.running}};
+  json["tasks"] = {{"total", state.total},         {"done", state.done},           {"failed", state.failed},
+                   {"timed_out", state.timed_out}, {"cancelled", state.cancelled}, {"lost", state.lost},
+                   {"skipped", state.skipped},     {"running", state.running}};
   json["exit_code"] = state.exit_code;
   json["reason"] = state.reason;
   json["agent"] = state.agent;
@@ -241,8 +254,10 @@ nlohmann::json json_of(const TaskResult& result, const std::string& item, bool w
   for (const bool error_output : {false, true}) {
     const std::string text = read_output(result, error_output);
     const std::string field = error_output ? "stderr" : "stdout";
-    if (support::is_utf8(text)) json[field] = text;
-    else json[field + "_b64"] = support::to_base64(text);
+    if (support::is_utf8(text))
+      json[field] = text;
+    else
+      json[field + "_b64"] = support::to_base64(text);
   }
   return json;
 }

@@ -30,20 +30,27 @@ base::Result<Reach> open_session(const Context& context, bool with_agent);
 // After a submission: waits until an agent serves, and says on stderr when none does.
 void expect_agent(const Context& context, const Reach& session);
 
-// Something beside the job to look at while it runs: `open` is asked for a descriptor once the job has lasted a moment (a
-// short job is spared the trouble), `read_on` is called then and whenever it is readable.
+// Something beside the job to look at while it runs: `open` is asked for a descriptor once the job has lasted a moment
+// (a short job is spared the trouble), `read_on` is called then and whenever it is readable.
 struct Follow {
   std::function<int()> open;
   std::function<void()> read_on;
 };
 // Waits for a job's end or Ctrl-C, whichever comes first, calling `tick` whenever its state has changed (at most every
-// `pace`; 0: never). SIGINT or SIGTERM: cancels the job, waits for its end, and says so in `interrupted`.
+// `pace`; 0: never). SIGINT or SIGTERM: cancels the job, waits for its end, and says so in `interrupted`; or just stops
+// waiting. timeout: it has not ended within `patience` (0: for ever).
 struct Ending {
   JobState state;
   bool interrupted = false;
 };
-base::Result<Ending> wait_for_end(const Context& context, Reach& reach, const std::string& id, std::chrono::milliseconds pace,
-                                  const std::function<void(const JobState&)>& tick, const Follow& follow = {});
+struct Waiting {
+  std::chrono::milliseconds pace{0};
+  std::function<void(const JobState&)> tick;
+  Follow follow;
+  bool cancels = true;
+  std::chrono::milliseconds patience{0};
+};
+base::Result<Ending> wait_for_end(const Context& context, Reach& reach, const std::string& id, const Waiting& waiting);
 
 // Writes all of it to `fd`, or says why not. Broken pipes end the program quietly elsewhere.
 base::Result<void> write_all(int fd, std::string_view data);

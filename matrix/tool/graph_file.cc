@@ -1,10 +1,11 @@
 #include "matrix/tool/graph_file.h"
 
+#include <toml++/toml.h>
+
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <toml++/toml.h>
 
 #include "zht/support/config.h"
 
@@ -39,7 +40,9 @@ Result<json> tree_of(const std::string& path, const std::string& text) {
     try {
       return json::parse(text);
     } catch (const json::parse_error& error) {
-      const auto line = 1 + std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(std::min(error.byte, text.size())), '\n');
+      const auto line =
+          1 +
+          std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(std::min(error.byte, text.size())), '\n');
       return fail(Code::invalid, path, ":", line, ": not JSON");
     }
   }
@@ -110,8 +113,8 @@ Result<Graph> parse_graph(const std::string& path, const std::string& text) {
       std::vector<std::string> all;
       for (const auto& [other, item] : tasks) all.push_back(other);
       const std::string near = support::nearest_of(parent, all);
-      return fail(Code::invalid, path, ": task ", base::escape(name), " waits for '", base::escape(parent), "', which is not there",
-                  near.empty() ? "" : "; did you mean '" + near + "'?");
+      return fail(Code::invalid, path, ": task ", base::escape(name), " waits for '", base::escape(parent),
+                  "', which is not there", near.empty() ? "" : "; did you mean '" + near + "'?");
     }
   // Numbers in an order in which every parent comes first.
   std::map<std::string, std::uint32_t> number;
@@ -129,7 +132,8 @@ Result<Graph> parse_graph(const std::string& path, const std::string& text) {
     ready.erase(ready.begin());
     number[name] = static_cast<std::uint32_t>(graph.items.size());
     Item item = std::move(tasks[name]);
-    for (const auto& parent : std::set<std::string>(parents[name].begin(), parents[name].end())) item.parents.push_back(number[parent]);
+    for (const auto& parent : std::set<std::string>(parents[name].begin(), parents[name].end()))
+      item.parents.push_back(number[parent]);
     graph.items.push_back(std::move(item));
     for (const auto& child : children[name])
       if (--open[child] == 0) ready.insert(child);

@@ -23,8 +23,8 @@ struct Graph {
   std::vector<Item> items;  // parents before their children
 };
 
-// `path` is for messages; a name that ends in .json is read as JSON, any other as TOML. invalid names the place: the line
-// of a syntax error, else the task and the key; an unknown parent; the tasks of a cycle.
+// `path` is for messages; a name that ends in .json is read as JSON, any other as TOML. invalid names the place: the
+// line of a syntax error, else the task and the key; an unknown parent; the tasks of a cycle.
 base::Result<Graph> parse_graph(const std::string& path, const std::string& text);
 
 }  // namespace matrix

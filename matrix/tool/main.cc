@@ -17,9 +17,11 @@ void add_agent_verb(support::Program& program, const Context& context) {
     std::uint32_t slots = 0;
   };
   auto flags = std::make_shared<Flags>();
-  auto& verb = program.verb("agent", "Runs this machine's tasks until it is told to stop (the local node starts it by itself).",
-                            {"matrix agent", "matrix agent --slots 8 --cluster 10.0.0.1:5470"});
-  verb.options().add_option("--slots", flags->slots, "cpus to give to tasks at a time; default: as many as cores")
+  auto& verb =
+      program.verb("agent", "Runs this machine's tasks until it is told to stop (the local node starts it by itself).",
+                   {"matrix agent", "matrix agent --slots 8 --cluster 10.0.0.1:5470"});
+  verb.options()
+      .add_option("--slots", flags->slots, "cpus to give to tasks at a time; default: as many as cores")
       ->check(CLI::Range(1u, 100'000u));
   verb.action([flags, &context]() -> base::Result<void> {
     TRY(support::set_log({.level = support::level_from(context.flags->verbosity, support::Level::info)}));

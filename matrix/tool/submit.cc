@@ -48,16 +48,23 @@ void add_flags(CLI::App& app, SubmitFlags& flags, bool array) {
       ->delimiter(',')
       ->allow_extra_args(false);
   app.add_flag("--after-any", flags.after_any, "with --after: start however they end");
-  if (array) app.add_option("--array", flags.array, "a task for each number; {} and $MATRIX_INDEX are the number")->type_name("FROM-TO[:STEP]");
+  if (array)
+    app.add_option("--array", flags.array, "a task for each number; {} and $MATRIX_INDEX are the number")
+        ->type_name("FROM-TO[:STEP]");
   app.add_option("--cpus", flags.cpus, "cpus a task takes")->check(CLI::Range(1u, 100'000u));
   app.add_option("--retries", flags.retries, "run a failed task again, so many times")->check(CLI::Range(0u, 250u));
-  app.add_option("--priority", flags.priority, "greater goes first; default 0")->check(CLI::Range(-1'000'000, 1'000'000));
+  app.add_option("--priority", flags.priority, "greater goes first; default 0")
+      ->check(CLI::Range(-1'000'000, 1'000'000));
   app.add_option("--cwd", flags.cwd, "folder to run in; default this one")->type_name("DIR");
-  app.add_option("--env", flags.environment, "set a variable beyond the present ones")->type_name("NAME=VALUE")->allow_extra_args(false);
+  app.add_option("--env", flags.environment, "set a variable beyond the present ones")
+      ->type_name("NAME=VALUE")
+      ->allow_extra_args(false);
   app.add_flag("--clean-env", flags.clean, "only --env variables, PATH and HOME");
-  app.add_option("--stdin", flags.stdin_path, "file that each task reads as standard input; default none")->type_name("FILE");
+  app.add_option("--stdin", flags.stdin_path, "file that each task reads as standard input; default none")
+      ->type_name("FILE");
   app.add_flag("--shell", flags.shell, "the command is one line for /bin/sh; what replaces {} is quoted for it");
-  app.add_flag("--at-most-once", flags.at_most_once, "never run a task again after its agent died; it is recorded as lost");
+  app.add_flag("--at-most-once", flags.at_most_once,
+               "never run a task again after its agent died; it is recorded as lost");
 }
 
 // What is left of the line: [::: items] [--] command [::: items].
@@ -85,22 +92,26 @@ Result<Words> split_words(const std::vector<std::string>& rest, const std::strin
     words.command.push_back(rest[at]);
   }
   if (words.command.empty())
-    return fail(Code::invalid, "no command given; write it after --, as in: matrix ", verb, map ? " ::: a b -- echo {}" : " -- echo hello");
+    return fail(Code::invalid, "no command given; write it after --, as in: matrix ", verb,
+                map ? " ::: a b -- echo {}" : " -- echo hello");
   return words;
 }
 
 Result<void> parse_array(const std::string& text, Job& job) {
   long long from = 0, to = 0, step = 1;
   int used = 0;
-  const bool with_step = std::sscanf(text.c_str(), "%lld-%lld:%lld%n", &from, &to, &step, &used) == 3 && used == static_cast<int>(text.size());
+  const bool with_step = std::sscanf(text.c_str(), "%lld-%lld:%lld%n", &from, &to, &step, &used) == 3 &&
+                         used == static_cast<int>(text.size());
   if (!with_step) {
     step = 1;
     if (std::sscanf(text.c_str(), "%lld-%lld%n", &from, &to, &used) != 2 || used != static_cast<int>(text.size()))
       return fail(Code::invalid, "--array '", text, "' is not FROM-TO or FROM-TO:STEP, such as 1-100 or 0-90:10");
   }
-  if (step < 1 || to < from) return fail(Code::invalid, "--array '", text, "' is empty; FROM must not be above TO, and STEP at least 1");
+  if (step < 1 || to < from)
+    return fail(Code::invalid, "--array '", text, "' is empty; FROM must not be above TO, and STEP at least 1");
   const long long count = (to - from) / step + 1;
-  if (count > kMaxTasks) return fail(Code::invalid, "--array '", text, "' makes ", count, " tasks; ", kMaxTasks, " are possible");
+  if (count > kMaxTasks)
+    return fail(Code::invalid, "--array '", text, "' makes ", count, " tasks; ", kMaxTasks, " are possible");
   job.task_count = static_cast<std::uint32_t>(count);
   job.first_index = from;
   job.index_step = step;
@@ -169,7 +180,8 @@ class Tail {
     struct stat info;
     if (fstat(fd_, &info) == 0 && static_cast<std::uint64_t>(info.st_size) < at_) at_ = 0;  // another attempt began
     char buffer[64 << 10];
-    for (ssize_t size; (size = pread(fd_, buffer, sizeof buffer, static_cast<off_t>(at_))) > 0; at_ += static_cast<std::uint64_t>(size))
+    for (ssize_t size; (size = pread(fd_, buffer, sizeof buffer, static_cast<off_t>(at_))) > 0;
+         at_ += static_cast<std::uint64_t>(size))
       if (!write_all(to_, {buffer, static_cast<std::size_t>(size)})) return;
   }
   std::uint64_t printed() const { return at_; }
@@ -212,7 +224,9 @@ Result<int> run(const Context& context, const SubmitFlags& flags, const std::vec
     output.read_on();
     error_output.read_on();
   };
-  auto ending = wait_for_end(context, reach, id, milliseconds(0), {}, json ? Follow{} : follow);
+  Waiting waiting;
+  if (!json) waiting.follow = follow;
+  auto ending = wait_for_end(context, reach, id, waiting);
   if (notify >= 0) {
     close(notify);
     rmdir(folder.c_str());  // stays when there is output in it
@@ -282,7 +296,8 @@ Result<std::vector<Item>> read_items(const std::string& file, bool null_separate
     stream.open(file, std::ios::binary);
     if (!stream) return base::fail_errno(errno, file);
   } else if (isatty(STDIN_FILENO)) {
-    std::fprintf(stderr, "matrix: reading items from the terminal, one a line, until Ctrl-D; or give -a FILE or ::: ITEMS\n");
+    std::fprintf(stderr,
+                 "matrix: reading items from the terminal, one a line, until Ctrl-D; or give -a FILE or ::: ITEMS\n");
   }
   std::istream& in = standard ? std::cin : stream;
   std::string line;
@@ -292,7 +307,8 @@ Result<std::vector<Item>> read_items(const std::string& file, bool null_separate
   }
   if (!standard && stream.bad()) return fail(Code::io, file, ": cannot be read");
   if (items.empty())
-    return fail(Code::invalid, "no items in ", standard ? "standard input" : file, ", nothing to run; give one a line, or use -a FILE or ::: ITEMS");
+    return fail(Code::invalid, "no items in ", standard ? "standard input" : file,
+                ", nothing to run; give one a line, or use -a FILE or ::: ITEMS");
   return items;
 }
 
@@ -300,14 +316,17 @@ Result<int> finish_map(const Context& context, Reach& reach, const Job& job, boo
   support::Progress bar("tasks", job.task_count, context.flags->quiet || context.flags->json);
   InOrder printer(*reach.jobs, job);
   Result<void> printed;
-  auto ending = wait_for_end(context, reach, job.id, milliseconds(bar.shown() || print ? 50 : 0), [&](const JobState& state) {
+  Waiting waiting;
+  waiting.pace = milliseconds(bar.shown() || print ? 50 : 0);
+  waiting.tick = [&](const JobState& state) {
     if (print && printed) {
       bar.clear();
       printed = printer.read_on(false);
     }
     const std::uint32_t bad = state.ended() - state.done;
     bar.set(state.ended(), bad == 0 ? "" : std::to_string(bad) + " not ok");
-  });
+  };
+  auto ending = wait_for_end(context, reach, job.id, waiting);
   if (!ending) return std::move(ending).error();
   bar.set(ending->state.ended());
   bar.finish();
@@ -325,12 +344,14 @@ Result<int> finish_map(const Context& context, Reach& reach, const Job& job, boo
         TRY_LET(found, reach.jobs->items(job.id, chunk));
         items = std::move(found);
       }
-      for (const auto& result : results) value["results"].push_back(json_of(result, item_of(job, result.task, items), true));
+      for (const auto& result : results)
+        value["results"].push_back(json_of(result, item_of(job, result.task, items), true));
     }
     support::print_json(value);
   } else if (state.done < state.total && !ending->interrupted) {
-    std::string text = "job " + job.id + ": " + std::to_string(state.total - state.done) + " of " + std::to_string(state.total) +
-                       " tasks did not succeed, worst exit code " + std::to_string(state.exit_code);
+    std::string text = "job " + job.id + ": " + std::to_string(state.total - state.done) + " of " +
+                       std::to_string(state.total) + " tasks did not succeed, worst exit code " +
+                       std::to_string(state.exit_code);
     if (!state.reason.empty()) text += " (" + state.reason + ")";
     support::complain("matrix", text + "; 'matrix status " + job.id + "' lists them");
   }
@@ -338,8 +359,10 @@ Result<int> finish_map(const Context& context, Reach& reach, const Job& job, boo
 }
 
 void print_id(const Context& context, const std::string& id) {
-  if (context.flags->json) support::print_json({{"job", id}});
-  else std::cout << id << "\n";
+  if (context.flags->json)
+    support::print_json({{"job", id}});
+  else
+    std::cout << id << "\n";
 }
 
 }  // namespace
@@ -362,16 +385,20 @@ void add_submit_verbs(support::Program& program, const Context& context) {
       bool null_separated = false, no_output = false, detach = false, ignored = false;
     };
     auto flags = std::make_shared<MapFlags>();
-    auto& verb = program.verb("map", "Runs a command once for each item, and shows their outputs in the order of the items.",
-                              {"ls *.txt | matrix map -- wc -w {}", "matrix map ::: a b c -- echo {#} {}"});
-    verb.options().add_option("-a,--arg-file", flags->file, "items, one a line; default: standard input")->type_name("FILE");
+    auto& verb =
+        program.verb("map", "Runs a command once for each item, and shows their outputs in the order of the items.",
+                     {"ls *.txt | matrix map -- wc -w {}", "matrix map ::: a b c -- echo {#} {}"});
+    verb.options()
+        .add_option("-a,--arg-file", flags->file, "items, one a line; default: standard input")
+        ->type_name("FILE");
     verb.options().add_flag("-0,--null", flags->null_separated, "items end with a zero byte, not a newline");
     verb.options().add_flag("--no-output", flags->no_output, "do not show the tasks' outputs");
     verb.options().add_flag("--output", flags->ignored, "show the tasks' outputs, in order (the default)");
     verb.options().add_flag("--detach", flags->detach, "do not wait: print the job's id");
     verb.options().add_flag("--wait", flags->ignored, "wait for the end (the default)");
-    verb.options().footer("In CMD: {} the item, {.} without extension, {/} its last component, {//} its folder,\n"
-                          "{/.} last component without extension, {#} its number from 1. Without any, the item is the last argument.");
+    verb.options().footer(
+        "In CMD: {} the item, {.} without extension, {/} its last component, {//} its folder,\n"
+        "{/.} last component without extension, {#} its number from 1. Without any, the item is the last argument.");
     add_flags(verb.options(), *flags, false);
     verb.takes_command().action([flags, &context, &verb]() -> Result<int> {
       TRY_LET(words, split_words(verb.options().remaining(), "map", true));
@@ -397,9 +424,12 @@ void add_submit_verbs(support::Program& program, const Context& context) {
       bool no_output = false, detach = false;
     };
     auto flags = std::make_shared<GraphFlags>();
-    auto& verb = program.verb("dag", "Runs a graph of tasks from a TOML or JSON file, each when those before it have succeeded.",
-                              {"matrix dag build.toml", "matrix dag pipeline.json --detach --name nightly"});
-    verb.options().add_option("FILE", flags->file, "name, and for each [tasks.NAME]: command = [...] or \"line\", after = [...]")->required();
+    auto& verb =
+        program.verb("dag", "Runs a graph of tasks from a TOML or JSON file, each when those before it have succeeded.",
+                     {"matrix dag build.toml", "matrix dag pipeline.json --detach --name nightly"});
+    verb.options()
+        .add_option("FILE", flags->file, "name, and for each [tasks.NAME]: command = [...] or \"line\", after = [...]")
+        ->required();
     verb.options().add_flag("--no-output", flags->no_output, "do not show the tasks' outputs");
     verb.options().add_flag("--detach", flags->detach, "do not wait: print the job's id");
     add_flags(verb.options(), *flags, false);
@@ -425,8 +455,9 @@ void add_submit_verbs(support::Program& program, const Context& context) {
   }
   {
     auto flags = std::make_shared<SubmitFlags>();
-    auto& verb = program.verb("submit", "Submits a command and prints the job's id at once.",
-                              {"matrix submit --name build -- make", "matrix submit --after build --array 1-100 -- ./test {}"});
+    auto& verb =
+        program.verb("submit", "Submits a command and prints the job's id at once.",
+                     {"matrix submit --name build -- make", "matrix submit --after build --array 1-100 -- ./test {}"});
     add_flags(verb.options(), *flags, true);
     verb.takes_command().action([flags, &context, &verb]() -> Result<int> {
       TRY_LET(words, split_words(verb.options().remaining(), "submit", false));

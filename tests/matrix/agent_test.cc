@@ -169,7 +169,8 @@ TEST_F(AgentTest, ARestartedAgentFinishesWhatWasBegun) {
   std::set<std::uint32_t> recorded;
   for (std::uint32_t chunk = 0; chunk < 2; chunk++) {
     const auto results = jobs_->results(id, chunk);
-    for (const auto& result : *results) EXPECT_TRUE(recorded.insert(result.task).second) << result.task << " recorded twice";
+    for (const auto& result : *results)
+      EXPECT_TRUE(recorded.insert(result.task).second) << result.task << " recorded twice";
   }
   EXPECT_EQ(recorded.size(), 2000u);
 }
@@ -186,6 +187,29 @@ TEST_F(AgentTest, TheStoresDeathsAreOutlived) {
   while (!state && state.code() == base::Code::unavailable) state = jobs_->wait(id);
   ASSERT_TRUE(state) << state.error().message;
   EXPECT_EQ(state->done, 2000u);
+}
+
+TEST_F(AgentTest, ARemovedJobLeavesNoRecord) {
+  Job named = job({"true"});
+  named.name = "old";
+  const auto id = submit(named, std::vector<Item>(2000));
+  wait(id);
+  const auto later = submit(named);
+  wait(later);
+  ASSERT_TRUE(jobs_->remove(id));
+  EXPECT_EQ(jobs_->state(id).code(), base::Code::not_found);
+  EXPECT_EQ(*jobs_->resolve("old"), later);
+  ASSERT_TRUE(jobs_->remove(later));
+  EXPECT_EQ(jobs_->resolve("old").code(), base::Code::not_found);
+  for (std::uint32_t partition = 0; partition < client_->partition_count(); partition++) {
+    const auto page = client_->call(zht::Operation::scan(zht::PartitionId{partition}, 0, "{t:", 100));
+    EXPECT_TRUE(page.entries.empty());
+  }
+  Job running = job({"sleep", "1000"});
+  const auto alive = submit(running);
+  EXPECT_EQ(jobs_->remove(alive).code(), base::Code::conflict);
+  ASSERT_TRUE(jobs_->cancel(alive, "test"));
+  wait(alive);
 }
 
 TEST_F(AgentTest, WhatCannotBeSubmittedIsRefused) {

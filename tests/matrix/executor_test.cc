@@ -50,7 +50,8 @@ class ExecutorTest : public testing::Test {
   Executor::Task shell(std::uint64_t run, std::string line) { return task(run, {"sh", "-c", std::move(line)}); }
   Executor::Exit wait(std::uint64_t run) {
     std::unique_lock lock(mutex_);
-    EXPECT_TRUE(changed_.wait_for(lock, 60s, [&] { return exits_.count(run) != 0; })) << "run " << run << " is not reported";
+    EXPECT_TRUE(changed_.wait_for(lock, 60s, [&] { return exits_.count(run) != 0; }))
+        << "run " << run << " is not reported";
     return exits_[run];
   }
   Executor::Exit run(Executor::Task made) {
@@ -248,7 +249,9 @@ TEST_F(ExecutorTest, LeftoversOfAnEarlierSessionAreFoundByTheirEnvironment) {
   const std::string mine = "test" + std::to_string(getpid()) + ":";
   use({{"PATH=/usr/bin:/bin", "MATRIX_SESSION=" + mine + "1"}, "/", "", 022});
   // setsid: it leaves the group, so that only its environment tells whose it is.
-  const auto exit = run(shell(1, "setsid sleep 1000 >/dev/null 2>&1 & while ! pgrep -f 'sleep 1000' -s $! >/dev/null; do sleep 0.01; done; echo $!"));
+  const auto exit = run(shell(1,
+                              "setsid sleep 1000 >/dev/null 2>&1 & while ! pgrep -f 'sleep 1000' -s $! >/dev/null; do "
+                              "sleep 0.01; done; echo $!"));
   const pid_t pid = std::stoi(exit.output.text);
   EXPECT_TRUE(alive(pid));
   EXPECT_EQ(kill_leftovers(mine, "1"), 0u);

@@ -14,7 +14,8 @@ class MemoryTables {
   std::map<std::string, std::string> values;
   base::FakeClock clock;
 
-  zht::Result<std::string> run(const zht::Procedures& procedures, std::string_view name, const std::string& key, const std::string& arguments) {
+  zht::Result<std::string> run(const zht::Procedures& procedures, std::string_view name, const std::string& key,
+                               const std::string& arguments) {
     const zht::Procedure* procedure = procedures.find(name);
     CHECK(procedure != nullptr, name);
     const auto before = values;

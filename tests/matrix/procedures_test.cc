@@ -21,12 +21,13 @@ class ProceduresTest : public testing::Test {
     tables_.values[keys::state("1")] = encode(state);
   }
   ClaimReply claim(std::uint64_t incarnation, std::uint32_t from = 0, std::uint32_t most = 100) {
-    auto reply = tables_.run(procedures_, "matrix.claim", keys::job("1"), encode(ClaimRequest{"a", incarnation, from, most, true}));
+    auto reply = tables_.run(procedures_, "matrix.claim", keys::job("1"),
+                             encode(ClaimRequest{"a", incarnation, from, most, true}));
     EXPECT_TRUE(reply) << reply.error().message;
     return *decode_claim_reply(*reply);
   }
-  RecordReply record(std::uint64_t incarnation, std::uint32_t chunk, std::uint64_t epoch, std::vector<TaskResult> results,
-                     std::vector<RunningMark> marks = {}) {
+  RecordReply record(std::uint64_t incarnation, std::uint32_t chunk, std::uint64_t epoch,
+                     std::vector<TaskResult> results, std::vector<RunningMark> marks = {}) {
     RecordRequest request{"a", incarnation, {{chunk, epoch, std::move(results), std::move(marks)}}, 0};
     auto reply = tables_.run(procedures_, "matrix.record", keys::job("1"), encode(request));
     EXPECT_TRUE(reply) << reply.error().message;
@@ -43,7 +44,9 @@ class ProceduresTest : public testing::Test {
     result.exit_code = exit_code;
     return result;
   }
-  std::vector<TaskResult> results(std::uint32_t chunk) { return *decode_results(tables_.values[keys::results("1", chunk)]); }
+  std::vector<TaskResult> results(std::uint32_t chunk) {
+    return *decode_results(tables_.values[keys::results("1", chunk)]);
+  }
   JobState state() { return *decode_job_state(tables_.values[keys::state("1")]); }
   bool has_ended() { return tables_.values.count(keys::end("1")) != 0; }
 
@@ -144,7 +147,9 @@ TEST_F(ProceduresTest, RequestsThatCannotBeTrueAreRefusedWhole) {
   submit(tasks(2));
   claim(1);
   const auto send = [&](ChunkUpdate update) {
-    return tables_.run(procedures_, "matrix.record", keys::job("1"), encode(RecordRequest{"a", 1, {std::move(update)}, 0})).code();
+    return tables_
+        .run(procedures_, "matrix.record", keys::job("1"), encode(RecordRequest{"a", 1, {std::move(update)}, 0}))
+        .code();
   };
   EXPECT_EQ(send({0, 1, {done(0), done(2)}, {}}), base::Code::invalid);
   EXPECT_EQ(send({1, 1, {done(0)}, {}}), base::Code::invalid);
@@ -153,7 +158,8 @@ TEST_F(ProceduresTest, RequestsThatCannotBeTrueAreRefusedWhole) {
   EXPECT_EQ(send({0, 1, {running}, {}}), base::Code::invalid);
   EXPECT_EQ(state().ended(), 0u);
   EXPECT_EQ(tables_.run(procedures_, "matrix.record", keys::job("1"), "\xff\xff garbage").code(), base::Code::corrupt);
-  EXPECT_EQ(tables_.run(procedures_, "matrix.claim", keys::job("9"), encode(ClaimRequest{})).code(), base::Code::not_found);
+  EXPECT_EQ(tables_.run(procedures_, "matrix.claim", keys::job("9"), encode(ClaimRequest{})).code(),
+            base::Code::not_found);
 }
 
 TEST_F(ProceduresTest, EndedChunksOfAGraphAreShown) {

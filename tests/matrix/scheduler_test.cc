@@ -72,7 +72,8 @@ class World {
       if (auto* launch = std::get_if<Scheduler::Launch>(&action)) {
         const auto key = std::pair{launch->job->id, launch->task};
         for (const auto& [id, process] : runs)
-          EXPECT_FALSE(process.launch.job->id == key.first && process.launch.task == key.second) << "runs twice at a time";
+          EXPECT_FALSE(process.launch.job->id == key.first && process.launch.task == key.second)
+              << "runs twice at a time";
         EXPECT_FALSE(launch->job->at_most_once && starts[key] > 0) << "started twice";
         starts[key]++;
         if (on_launch) on_launch(*launch);
@@ -92,7 +93,8 @@ class World {
     }
   }
 
-  // The store executes request `index`. `answer` ok: the scheduler hears of it; else it gets that error although it happened.
+  // The store executes request `index`. `answer` ok: the scheduler hears of it; else it gets that error although it
+  // happened.
   void execute(std::size_t index, Code answer = Code::ok) {
     const Request request = requests[index];
     requests.erase(requests.begin() + static_cast<std::ptrdiff_t>(index));
@@ -109,7 +111,8 @@ class World {
       if (!reply) return scheduler->on_record_failed(record->job, record->batch, reply.error(), now);
       scheduler->on_recorded(record->job, record->batch, *decode_record_reply(*reply), now);
     } else if (const auto* skip = std::get_if<Scheduler::Skip>(&request.action)) {
-      auto reply = store.run(procedures_, "matrix.cancel", keys::job(skip->job), encode(CancelRequest{skip->reason, true, 0}));
+      auto reply =
+          store.run(procedures_, "matrix.cancel", keys::job(skip->job), encode(CancelRequest{skip->reason, true, 0}));
       if (request.orphan) return;
       scheduler->on_cancel(skip->job, now);
     }
@@ -152,9 +155,12 @@ class World {
   void settle() {
     for (int round = 0; round < 200'000 && !(live.empty() && requests.empty()); round++) {
       step();
-      if (!requests.empty()) execute(0);
-      else if (!runs.empty()) exit(runs.begin()->first, exit_code_of(runs.begin()->second.launch));
-      else if (scheduler->wake_at() != base::Time::max()) now = std::max(now, scheduler->wake_at());
+      if (!requests.empty())
+        execute(0);
+      else if (!runs.empty())
+        exit(runs.begin()->first, exit_code_of(runs.begin()->second.launch));
+      else if (scheduler->wake_at() != base::Time::max())
+        now = std::max(now, scheduler->wake_at());
       look_at_ends();
     }
     EXPECT_TRUE(live.empty()) << "jobs are stuck";
@@ -295,7 +301,9 @@ TEST(Scheduler, FailedTasksAreTriedAgainAsOftenAsAsked) {
   Job job = job_of("1", 2);
   job.retries = 2;
   world.submit(job);
-  world.exit_code_of = [](const Scheduler::Launch& launch) { return launch.task == 0 && launch.attempt < 3 ? 9u : launch.task == 1 ? 7u : 0u; };
+  world.exit_code_of = [](const Scheduler::Launch& launch) {
+    return launch.task == 0 && launch.attempt < 3 ? 9u : launch.task == 1 ? 7u : 0u;
+  };
   world.settle();
   const auto results = world.results("1");
   EXPECT_EQ(results.at(0).state, TaskState::done);
@@ -443,11 +451,12 @@ TEST(Scheduler, AReplacedAgentRetires) {
   world.settle();
   old->on_claim_failed("1", fail(Code::conflict, "later one"), world.now);
   const auto actions = old->take_actions(world.now);
-  EXPECT_TRUE(std::any_of(actions.begin(), actions.end(), [](const auto& a) { return std::holds_alternative<Scheduler::Retire>(a); }));
+  EXPECT_TRUE(std::any_of(actions.begin(), actions.end(),
+                          [](const auto& a) { return std::holds_alternative<Scheduler::Retire>(a); }));
 }
 
-// Random schedules: replies come late, out of order, or never; requests of dead agents arrive after their death; agents die
-// at every step. MATRIX_SEED=n replays one, MATRIX_SEEDS=n runs so many.
+// Random schedules: replies come late, out of order, or never; requests of dead agents arrive after their death; agents
+// die at every step. MATRIX_SEED=n replays one, MATRIX_SEEDS=n runs so many.
 void random_schedule(std::uint64_t seed) {
   base::Random random(seed);
   World world(static_cast<std::uint32_t>(1 + random.below(4)));
@@ -475,7 +484,8 @@ void random_schedule(std::uint64_t seed) {
     const auto graph = graphs.find(launch.job->id);
     if (graph == graphs.end()) return;
     for (const auto parent : graph->second[launch.task].parents)
-      EXPECT_TRUE(succeeded.count({launch.job->id, parent})) << "task " << launch.task << " before its parent " << parent;
+      EXPECT_TRUE(succeeded.count({launch.job->id, parent}))
+          << "task " << launch.task << " before its parent " << parent;
   };
   const auto end_one = [&] {
     auto at = world.runs.begin();
@@ -487,13 +497,20 @@ void random_schedule(std::uint64_t seed) {
   for (int i = 0; i < 400; i++) {
     world.step();
     const auto what = random.below(100);
-    if (what < 35 && !world.requests.empty()) world.execute(random.below(world.requests.size()));
-    else if (what < 42 && !world.requests.empty()) world.execute(random.below(world.requests.size()), Code::timeout);
-    else if (what < 47 && !world.requests.empty()) world.refuse(random.below(world.requests.size()));
-    else if (what < 80 && !world.runs.empty()) end_one();
-    else if (what < 82) world.crash();
-    else if (what == 82 && random.chance(0.2)) world.cancel(std::to_string(1 + random.below(static_cast<std::uint64_t>(count))));
-    else world.now += std::chrono::milliseconds(random.below(40));
+    if (what < 35 && !world.requests.empty())
+      world.execute(random.below(world.requests.size()));
+    else if (what < 42 && !world.requests.empty())
+      world.execute(random.below(world.requests.size()), Code::timeout);
+    else if (what < 47 && !world.requests.empty())
+      world.refuse(random.below(world.requests.size()));
+    else if (what < 80 && !world.runs.empty())
+      end_one();
+    else if (what < 82)
+      world.crash();
+    else if (what == 82 && random.chance(0.2))
+      world.cancel(std::to_string(1 + random.below(static_cast<std::uint64_t>(count))));
+    else
+      world.now += std::chrono::milliseconds(random.below(40));
     world.look_at_ends();
   }
   world.exit_code_of = [&](const Scheduler::Launch& launch) {
@@ -511,7 +528,9 @@ void random_schedule(std::uint64_t seed) {
     std::uint32_t done = 0;
     for (const auto& [task, result] : results) done += result.state == TaskState::done;
     EXPECT_EQ(done, state.done);
-    if (!state.cancel_asked) { EXPECT_EQ(results.size(), world.jobs[id].task_count); }
+    if (!state.cancel_asked) {
+      EXPECT_EQ(results.size(), world.jobs[id].task_count);
+    }
   }
 }
 
