@@ -239,7 +239,7 @@ class StoreImpl final : public Store {
   Result<void> replay_changes(TableState& state, const core::Record& record, const core::RecordPlace& place);
   Result<void> write_record(TableId table, TableState& state, std::span<const Change> changes, Bytes note, std::uint64_t epoch);
   Position needed_from() const;
-  bool log_is_long() const;
+  bool log_is_long();
   Result<bool> step();
   Result<bool> compact_some();
   bool evacuate_some();
@@ -269,6 +269,9 @@ class StoreImpl final : public Store {
   // Tables from whom the arena's old chunks have still to be cleared; the last one from `evacuation_cursor_` on.
   std::vector<TableId> evacuating_;
   std::uint64_t evacuation_cursor_ = 0;
+  Position short_until_ = 0;    // the log was short when last asked, and is taken for short up to here
+  bool trim_due_ = true;
+  std::uint64_t segments_seen_ = 0;
   bool starved_ = false;        // there was no room for another segment
   std::vector<Doomed> doomed_;  // dropped tables whose checkpoint may still be there
   std::vector<Change> with_removes_;
@@ -497,11 +500,15 @@ Position StoreImpl::needed_from() const {
   return needed;
 }
 
-bool StoreImpl::log_is_long() const {
+bool StoreImpl::log_is_long() {
   if (starved_ && log_.segment_count() >= 2) return true;
+  if (log_.segment_count() < 4 || log_.position() < short_until_) return false;
   const double log = static_cast<double>(log_.position() - log_.begin());
-  return log_.segment_count() >= 4 && log > static_cast<double>(options_.log_floor) &&
-         log > options_.log_slack * static_cast<double>(live_bytes(tables_));
+  if (log > static_cast<double>(options_.log_floor) && log > options_.log_slack * static_cast<double>(live_bytes(tables_))) return true;
+  // Asking every table is not for every round: once short, the log is that for a while.
+  constexpr std::uint64_t kWhile = std::uint64_t{64} << 10;
+  short_until_ = log_.position() + std::min(kWhile, options_.segment_size / 4);
+  return false;
 }
 
 Result<void> StoreImpl::begin_checkpoint(TableId table) {
@@ -556,6 +563,7 @@ Result<void> StoreImpl::take_background(Result<void> outcome) {
     TableState& state = *tables_.find(checkpoint_table_);
     state.checkpoint_bytes = checkpoint_->size();
     state.unsaved_from = state.changed_since;
+    trim_due_ = true;
     std::erase_if(doomed_, [&](const Doomed& one) { return one.table == checkpoint_table_; });
     checkpoints_++;
   }
@@ -578,6 +586,7 @@ Result<bool> StoreImpl::remove_doomed() {
     TRY(files_.sync_folder(folder_));
   }
   doomed_.erase(doomed_.begin());
+  trim_due_ = true;
   return !doomed_.empty();
 }
 
@@ -633,8 +642,14 @@ Result<bool> StoreImpl::compact_some() {
   if (more_trimmed) return true;
   TRY_LET(more_doomed, remove_doomed());
   if (more_doomed) return true;
-  TRY_LET(trimmed, log_.trim(needed_from()));
-  if (trimmed) return true;
+  // What is needed changes with checkpoints and drops, what can go with each new segment.
+  if (trim_due_ || segments_seen_ != log_.segment_count()) {
+    trim_due_ = true;  // still, should this fail
+    TRY_LET(trimmed, log_.trim(needed_from()));
+    trim_due_ = false;
+    segments_seen_ = log_.segment_count();
+    if (trimmed) return true;
+  }
   if (!log_is_long()) return false;
   // The table that holds on to the oldest record.
   std::optional<TableId> oldest;
