@@ -93,6 +93,20 @@ Result<Ending> wait_for_end(const Context& context, Reach& reach, const std::str
         [bell](Outcome outcome) { bell->ring(&Bell::change, std::move(outcome)); }, kWatch);
   };
   Ending ending;
+  Result<void> shown;  // the first error of what shows things
+  bool more = false;
+  const auto show = [&](Result<void> result) -> Result<void> {
+    if (result || !shown) return {};
+    shown = std::move(result);
+    TRY(reach.jobs->cancel(id, shown.error().message));
+    return {};
+  };
+  const auto read_on = [&]() -> Result<void> {
+    if (!shown) return {};
+    auto result = follow.read_on();
+    more = result && *result;
+    return show(result ? Result<void>{} : Result<void>(result.error()));
+  };
   watch_end();
   if (pace.count() > 0) watch_change(0);
   zht::Version seen = 0;
@@ -105,8 +119,8 @@ Result<Ending> wait_for_end(const Context& context, Reach& reach, const std::str
     Instant until = give_up_at;
     if (change_due) until = std::min(until, next_change);
     if (follow.open && follow_fd < 0) until = std::min(until, follow_at);
-    int sleep = -1;
-    if (until != Instant::max()) {
+    int sleep = more ? 0 : -1;
+    if (!more && until != Instant::max()) {
       const auto left = std::chrono::ceil<milliseconds>(until - std::chrono::steady_clock::now()).count();
       sleep = static_cast<int>(std::clamp<std::int64_t>(left, 0, 3'600'000));
     }
@@ -114,7 +128,7 @@ Result<Ending> wait_for_end(const Context& context, Reach& reach, const std::str
     poll(wanted, 3, sleep);  // a negative descriptor is passed over
     if (follow.open && follow_fd < 0 && std::chrono::steady_clock::now() >= follow_at) {
       follow_fd = follow.open();
-      follow.read_on();
+      TRY(read_on());
     }
     if (wanted[1].revents != 0 && context.signals->wait(milliseconds(0))) {
       ending.interrupted = true;
@@ -123,7 +137,7 @@ Result<Ending> wait_for_end(const Context& context, Reach& reach, const std::str
       auto cancelled = reach.jobs->cancel(id, "interrupted");
       if (!cancelled) return std::move(cancelled).error();
     }
-    if (follow_fd >= 0 && wanted[2].revents != 0) follow.read_on();
+    if (follow_fd >= 0 && (more || wanted[2].revents != 0)) TRY(read_on());
     std::optional<Outcome> end, change;
     {
       const std::lock_guard lock(bell->mutex);
@@ -136,6 +150,7 @@ Result<Ending> wait_for_end(const Context& context, Reach& reach, const std::str
       if (end->ok()) {
         TRY_LET(state, decode_job_state(end->value));
         ending.state = std::move(state);
+        if (!shown && !ending.interrupted) return std::move(shown).error();
         return ending;
       }
       if (end->code != Code::timeout && end->code != Code::unavailable) return end->error();
@@ -146,7 +161,7 @@ Result<Ending> wait_for_end(const Context& context, Reach& reach, const std::str
     if (change) {
       if (change->ok()) {
         seen = change->version;
-        if (const auto state = decode_job_state(change->value); state && tick) tick(*state);
+        if (const auto state = decode_job_state(change->value); state && tick && shown) TRY(show(tick(*state)));
         next_change = std::chrono::steady_clock::now() + pace;
       }
       change_due = true;

@@ -34,18 +34,19 @@ void expect_agent(const Context& context, const Reach& session);
 // (a short job is spared the trouble), `read_on` is called then and whenever it is readable.
 struct Follow {
   std::function<int()> open;
-  std::function<void()> read_on;
+  std::function<base::Result<bool>()> read_on;  // true: there is more, ask again soon
 };
 // Waits for a job's end or Ctrl-C, whichever comes first, calling `tick` whenever its state has changed (at most every
 // `pace`; 0: never). SIGINT or SIGTERM: cancels the job, waits for its end, and says so in `interrupted`; or just stops
-// waiting. timeout: it has not ended within `patience` (0: for ever).
+// waiting. An error of `tick` or `read_on` (standard output was closed) cancels the job too and is returned after its
+// end. timeout: it has not ended within `patience` (0: for ever).
 struct Ending {
   JobState state;
   bool interrupted = false;
 };
 struct Waiting {
   std::chrono::milliseconds pace{0};
-  std::function<void(const JobState&)> tick;
+  std::function<base::Result<void>(const JobState&)> tick;
   Follow follow;
   bool cancels = true;
   std::chrono::milliseconds patience{0};

@@ -174,15 +174,20 @@ class Tail {
   ~Tail() {
     if (fd_ >= 0) close(fd_);
   }
-  void read_on() {
+  // A part of what is new; true: there may be more. A bounded part, for a task may write faster than we print.
+  Result<bool> read_on() {
     if (fd_ < 0) fd_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
-    if (fd_ < 0) return;
+    if (fd_ < 0) return false;
     struct stat info;
     if (fstat(fd_, &info) == 0 && static_cast<std::uint64_t>(info.st_size) < at_) at_ = 0;  // another attempt began
     char buffer[64 << 10];
-    for (ssize_t size; (size = pread(fd_, buffer, sizeof buffer, static_cast<off_t>(at_))) > 0;
-         at_ += static_cast<std::uint64_t>(size))
-      if (!write_all(to_, {buffer, static_cast<std::size_t>(size)})) return;
+    for (int part = 0; part < 16; part++) {
+      const ssize_t size = pread(fd_, buffer, sizeof buffer, static_cast<off_t>(at_));
+      if (size <= 0) return false;
+      TRY(write_all(to_, {buffer, static_cast<std::size_t>(size)}));
+      at_ += static_cast<std::uint64_t>(size);
+    }
+    return true;
   }
   std::uint64_t printed() const { return at_; }
 
@@ -217,12 +222,13 @@ Result<int> run(const Context& context, const SubmitFlags& flags, const std::vec
     inotify_add_watch(notify, folder.c_str(), IN_CREATE | IN_MODIFY);
     return notify;
   };
-  follow.read_on = [&] {
+  follow.read_on = [&]() -> Result<bool> {
     char events[4096];
     while (read(notify, events, sizeof events) > 0) {
     }
-    output.read_on();
-    error_output.read_on();
+    TRY_LET(more, output.read_on());
+    TRY_LET(more_errors, error_output.read_on());
+    return more || more_errors;
   };
   Waiting waiting;
   if (!json) waiting.follow = follow;
@@ -315,23 +321,22 @@ Result<std::vector<Item>> read_items(const std::string& file, bool null_separate
 Result<int> finish_map(const Context& context, Reach& reach, const Job& job, bool print) {
   support::Progress bar("tasks", job.task_count, context.flags->quiet || context.flags->json);
   InOrder printer(*reach.jobs, job);
-  Result<void> printed;
   Waiting waiting;
   waiting.pace = milliseconds(bar.shown() || print ? 50 : 0);
-  waiting.tick = [&](const JobState& state) {
-    if (print && printed) {
+  waiting.tick = [&](const JobState& state) -> Result<void> {
+    if (print) {
       bar.clear();
-      printed = printer.read_on(false);
+      TRY(printer.read_on(false));
     }
     const std::uint32_t bad = state.ended() - state.done;
     bar.set(state.ended(), bad == 0 ? "" : std::to_string(bad) + " not ok");
+    return {};
   };
   auto ending = wait_for_end(context, reach, job.id, waiting);
   if (!ending) return std::move(ending).error();
   bar.set(ending->state.ended());
   bar.finish();
-  if (print && printed) printed = printer.read_on(true);
-  if (!printed) return std::move(printed).error();
+  if (print) TRY(printer.read_on(true));
   const JobState& state = ending->state;
   if (context.flags->json) {
     nlohmann::json value = json_of(job.id, &job, state);
