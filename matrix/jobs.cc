@@ -115,7 +115,7 @@ Result<std::string> Jobs::submit(Job job, const std::vector<Item>& items) {
   if (!job.name.empty()) TRY(client_.insert(keys::name(job.name), id));
   // From here on it runs: the live list is what a restarted agent reads, the inbox wakes the present one.
   TRY(client_.batch({Operation::insert(keys::live(agent_, id), ""),
-                     Operation::append(keys::history(agent_), id + "\n" + job.name),
+                     Operation::append(keys::history(agent_), id + " " + job.name + "\n"),
                      Operation::append(keys::inbox(agent_), "run " + id + "\n")}));
   return id;
 }
@@ -230,15 +230,14 @@ Result<std::vector<Jobs::Entry>> Jobs::list(std::size_t most) {
   auto found = client_.lookup(keys::history(agent_), zht::Range::tail(most));
   if (!found && found.code() == Code::not_found) return entries;
   if (!found) return std::move(found).error();
-  std::vector<std::uint32_t> sizes = found->fragments;
-  if (sizes.empty()) sizes.push_back(static_cast<std::uint32_t>(found->value.size()));
+  const std::string& text = found->value;
   std::size_t at = 0;
-  for (const auto size : sizes) {
-    const std::string text = found->value.substr(at, size);
-    at += size;
-    const auto line = text.find('\n');
-    entries.push_back({text.substr(0, line), line == std::string::npos ? "" : text.substr(line + 1)});
+  for (std::size_t end; (end = text.find('\n', at)) != std::string::npos; at = end + 1) {
+    const std::size_t space = std::min(text.find(' ', at), end);
+    entries.push_back({text.substr(at, space - at), space < end ? text.substr(space + 1, end - space - 1) : ""});
   }
+  // The first fragment may hold many lines: what an agent kept when it shortened the history.
+  if (entries.size() > most) entries.erase(entries.begin(), entries.end() - static_cast<std::ptrdiff_t>(most));
   return entries;
 }
 

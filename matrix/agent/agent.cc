@@ -32,9 +32,11 @@ using zht::Outcome;
 using zht::Range;
 using namespace std::chrono_literals;
 
-constexpr Millis kWatch{30'000};                               // a callback is registered anew after this long
-constexpr Millis kRetry{100};                                  // between tries of what has no back-off of its own
-constexpr std::uint64_t kInboxTrim = std::uint64_t{64} << 10;  // bytes read; then the inbox is emptied
+constexpr Millis kWatch{30'000};                                // a callback is registered anew after this long
+constexpr std::uint64_t kHistoryTrim = std::uint64_t{1} << 20;  // bytes
+constexpr std::uint64_t kHistoryKept = 2000;                    // jobs
+constexpr Millis kRetry{100};                                   // between tries of what has no back-off of its own
+constexpr std::uint64_t kInboxTrim = std::uint64_t{64} << 10;   // bytes read; then the inbox is emptied
 
 base::Time now() { return base::SystemClock().now(); }
 
@@ -335,9 +337,20 @@ class Agent::Loop {
            if (outcome.ok()) {
              inbox_offset_ = 0;
              inbox_version_ = outcome.version;
+             trim_history();
            }
            watch_inbox();
          });
+  }
+
+  // Now and then, so that it does not grow for ever. A submission in between makes the swap fail; the next time will
+  // do.
+  void trim_history() {
+    const std::string key = keys::history(options_.name);
+    send(Operation::lookup(key, Range::tail(kHistoryKept)), [this, key](Outcome& outcome) {
+      if (!outcome.ok() || outcome.size < kHistoryTrim) return;
+      send(Operation::cswap(key, Condition::at_version(outcome.version), std::move(outcome.value)), [](Outcome&) {});
+    });
   }
 
   void perform(Scheduler::Claim& claim) {

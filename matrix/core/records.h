@@ -209,7 +209,7 @@ std::string results(const std::string& job, std::uint32_t chunk);    // {t:J}r/C
 std::string inbox(const std::string& agent);                         // {a:A}in    lines "run J", "cancel J"
 std::string live(const std::string& agent, const std::string& job);  // {a:A}j/J   until the job has ended
 std::string live_prefix(const std::string& agent);                   // {a:A}j/
-std::string history(const std::string& agent);                       // {a:A}jobs  one fragment a job: "<id>\n<name>"
+std::string history(const std::string& agent);                       // {a:A}jobs  lines "<id> <name>", a fragment each
 std::string session(const std::string& agent);                       // {a:A}s
 std::string name(const std::string& name);                           // {n:NAME}   the id of the latest job of that name
 inline constexpr const char* kNextId = "{m:next}";                   // the last job id given out, a decimal
