@@ -15,7 +15,7 @@ file(WRITE ${work}/example.h "${CMAKE_MATCH_1}")
 run(${CMAKE_COMMAND} --install ${BUILD} --component novoht --prefix ${work}/prefix)
 
 run(${CMAKE_COMMAND} -S ${SOURCE}/tests/novoht/outside -B ${work}/build -DCMAKE_PREFIX_PATH=${work}/prefix -DEXAMPLE=${work}
-    -DCMAKE_CXX_COMPILER=${COMPILER})
+    -G Ninja -DCMAKE_CXX_COMPILER=${COMPILER})  # make need not be there
 run(${CMAKE_COMMAND} --build ${work}/build)
 run(${work}/build/outside ${work}/store)
 if(NOT output STREQUAL "v version 1\n")
