@@ -2,6 +2,8 @@
 
 #include <bit>
 
+#include "fabriq/core/number.h"
+
 namespace fabriq {
 namespace {
 
@@ -9,24 +11,6 @@ int digit(char c) {
   if (c >= '0' && c <= '9') return c - '0';
   if (c >= 'a' && c <= 'f') return c - 'a' + 10;
   return -1;
-}
-
-void put(std::string& out, std::uint64_t number) {
-  while (number >= 0x80) {
-    out.push_back(static_cast<char>(number | 0x80));
-    number >>= 7;
-  }
-  out.push_back(static_cast<char>(number));
-}
-
-std::uint64_t take(base::Reader& reader) {
-  std::uint64_t number = 0;
-  for (unsigned shift = 0; shift < 64; shift += 7) {
-    const std::uint8_t byte = reader.u8();
-    number |= static_cast<std::uint64_t>(byte & 0x7f) << shift;
-    if ((byte & 0x80) == 0) break;
-  }
-  return number;
 }
 
 }  // namespace
@@ -72,25 +56,25 @@ std::uint64_t Receipt::expected_tag(std::uint64_t queue_id, const Secret& secret
 }
 
 void Receipt::encode_to(std::string& out) const {
-  put(out, partition);
-  put(out, era);
-  put(out, lease);
-  put(out, first & ~kAlone);
-  put(out, (std::uint64_t{count} << 1) | (first >> 63));
-  put(out, issued_ms);
+  put_number(out, partition);
+  put_number(out, era);
+  put_number(out, lease);
+  put_number(out, first & ~kAlone);
+  put_number(out, (std::uint64_t{count} << 1) | (first >> 63));
+  put_number(out, issued_ms);
   base::Writer(out).u64(tag);
 }
 
 Receipt Receipt::decode(base::Reader& reader) {
   Receipt it;
-  it.partition = static_cast<std::uint32_t>(take(reader));
-  it.era = static_cast<std::uint32_t>(take(reader));
-  it.lease = take(reader);
-  it.first = take(reader);
-  const std::uint64_t count = take(reader);
+  it.partition = static_cast<std::uint32_t>(take_number(reader));
+  it.era = static_cast<std::uint32_t>(take_number(reader));
+  it.lease = take_number(reader);
+  it.first = take_number(reader);
+  const std::uint64_t count = take_number(reader);
   it.count = static_cast<std::uint32_t>(count >> 1);
   it.first |= count << 63;
-  it.issued_ms = take(reader);
+  it.issued_ms = take_number(reader);
   it.tag = reader.u64();
   return it;
 }

@@ -2,27 +2,10 @@
 
 #include <algorithm>
 
+#include "fabriq/core/number.h"
+
 namespace fabriq {
 namespace {
-
-// States are rewritten by every request, most of their numbers are small: seven bits a byte, low ones first.
-void put_number(std::string& out, std::uint64_t number) {
-  while (number >= 0x80) {
-    out.push_back(static_cast<char>(number | 0x80));
-    number >>= 7;
-  }
-  out.push_back(static_cast<char>(number));
-}
-
-std::uint64_t take_number(base::Reader& reader) {
-  std::uint64_t number = 0;
-  for (unsigned shift = 0; shift < 64; shift += 7) {
-    const std::uint8_t byte = reader.u8();
-    number |= static_cast<std::uint64_t>(byte & 0x7f) << shift;
-    if ((byte & 0x80) == 0) break;
-  }
-  return number;
-}
 
 Error damaged(std::string_view what, std::size_t size) {
   return fail(Code::corrupt, "queue: ", what, " of ", size, " bytes cannot be read");
