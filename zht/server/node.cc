@@ -68,6 +68,15 @@ bool is_loopback(const std::string& host) {
   return host == "localhost" || host == "::1" || host.rfind("127.", 0) == 0;
 }
 
+// An address to listen on; refused where it would be open to a network that nothing authenticates.
+Result<std::pair<std::string, std::uint16_t>> allowed_address(const std::string& text, bool insecure) {
+  TRY_LET(address, net::parse_address(text));
+  if (!is_loopback(address.first) && !insecure)
+    return fail(Code::invalid, "listening on ", text,
+                " would let anyone on the network in, unauthenticated; use a loopback address, or --insecure");
+  return address;
+}
+
 // Connections and segments are file descriptors; the default soft limit of 1024 is soon used up.
 void raise_descriptor_limit() {
   rlimit limit{};
@@ -273,11 +282,8 @@ Result<void> Node::Parts::open_instances(const Procedures& procedures) {
 Result<void> Node::Parts::listen_as_manager() {
   endpoint = std::make_unique<net::FrameServer>(loop, *this);
   if (!settings.listen.empty()) {
-    TRY_LET(parsed, net::parse_address(settings.listen));
+    TRY_LET(parsed, allowed_address(settings.listen, settings.insecure));
     address = parsed;
-    if (!is_loopback(address.first) && !settings.insecure)
-      return fail(Code::invalid, "listening on ", settings.listen,
-                  " would let anyone on the network in, unauthenticated; use a loopback address, or --insecure");
     TRY_LET(bound, endpoint->listen_tcp(settings.listen));
     tcp = bound;
   }
@@ -307,10 +313,7 @@ Result<void> Node::Parts::listen() {
 
 // Redis clients know one address; the gateway's client knows which instance each key is with.
 Result<void> Node::Parts::listen_for_redis() {
-  TRY_LET(wanted, net::parse_address(settings.resp));
-  if (!is_loopback(wanted.first) && !settings.insecure)
-    return fail(Code::invalid, "listening on ", settings.resp,
-                " would let anyone on the network in, unauthenticated; use a loopback address, or --insecure");
+  TRY(allowed_address(settings.resp, settings.insecure));
   ClientOptions options;
   options.cluster = "unix:" + table.instances.front().unix_socket;
   TRY_LET(client, connect(std::move(options)));
