@@ -2,149 +2,28 @@
 // get in random order, append to all, remove all, each in an order of its own. NoVoHT has its log on and hands it to the
 // operating system every kRound operations, with the housekeeping inside the measured time.
 //
-//   novoht_bench --system novoht --quick --dir /tmp/empty [--keys=10000000]
+//   novoht_bench --system novoht --quick --dir /tmp/empty [--large=1] [--only=always,recover]
 //
-// Peers: std::unordered_map and absl::flat_hash_map of strings, which keep nothing on disk, and Kyoto Cabinet's HashDB,
-// which does. Every answer is checked. `insert p9999` times every insert alone, with the same housekeeping between them,
-// while the table grows from nothing and is overwritten until it has been compacted.
+// Every answer is checked. Each section below runs in a process of its own, so that memory is counted from nothing:
+//   1M 10M 100M   the workload, with memory and disk; sixteen keys a call where the system has such calls
+//   p9999         every insert timed alone while the table grows from nothing and is then overwritten; once without and
+//                 once with the housekeeping that comes between two rounds
+//   always        inserts that survive a loss of power, one and 64 to a sync
+//   recover       a process that inserted is gone without closing anything: until the first lookup is answered
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
-#include <memory>
+#include <fstream>
+#include <functional>
 #include <numeric>
-#include <optional>
-#include <span>
-#include <string>
-#include <unordered_map>
-#include <vector>
 
-#ifdef WITH_KYOTO
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wpedantic"
-#include <kchashdb.h>
-#pragma GCC diagnostic pop
-#endif
-#ifdef WITH_ABSL
-#include <absl/container/flat_hash_map.h>
-#endif
+#include "bench/novoht_engines.h"
 
-#include "bench/measure.h"
-#include "novoht/base/random.h"
-#include "novoht/store.h"
-
+namespace bench {
 namespace {
-
-using base::Bytes;
-
-constexpr std::size_t kKeySize = 48, kValueSize = 24;
-constexpr std::size_t kRound = 256;  // operations between two flushes
-
-// Key and value `index`, made on the spot: a table of them would cost every system a cache miss of its own.
-struct Pair {
-  explicit Pair(std::uint64_t index) {
-    std::uint64_t word = index * 0x9e3779b97f4a7c15 + 1;
-    for (std::size_t i = 0; i < kKeySize; i += 8, word = word * 0xd1342543de82ef95 + index) base::store(key_ + i, word);
-    for (std::size_t i = 0; i < kValueSize; i += 8) base::store(value_ + i, index + i);
-  }
-  Bytes key() const { return Bytes(key_, kKeySize); }
-  Bytes value() const { return Bytes(value_, kValueSize); }
-
- private:
-  char key_[kKeySize], value_[kValueSize];
-};
-
-class NovohtEngine {
- public:
-  static constexpr bool kOnDisk = true;
-  NovohtEngine(const std::string& folder, std::size_t) : files_(base::real_files()) {
-    auto opened = novoht::Store::open(*files_, folder + "/novoht", {});
-    if (!opened) bench::wrong(opened.error().message);
-    store_ = *std::move(opened);
-  }
-  void insert(Bytes key, Bytes value) { apply(novoht::Change::insert(key, value)); }
-  void append(Bytes key, Bytes value) { apply(novoht::Change::append(key, value)); }
-  void remove(Bytes key) { apply(novoht::Change::remove(key)); }
-  bool equals(Bytes key, Bytes expected) const {
-    const auto value = store_->lookup(kTable, key);
-    return value && *value->contiguous() == expected;
-  }
-  bool has(Bytes key) const { return store_->lookup(kTable, key).has_value(); }
-  std::size_t equal_many(std::span<const Pair> pairs) {
-    keys_.clear();
-    for (const Pair& pair : pairs) keys_.push_back(pair.key());
-    found_.resize(pairs.size());
-    store_->lookup_many(kTable, keys_, found_);
-    std::size_t good = 0;
-    for (std::size_t i = 0; i < pairs.size(); i++) good += found_[i] && *found_[i]->contiguous() == pairs[i].value();
-    return good;
-  }
-  void insert_many(std::span<const Pair> pairs) {
-    changes_.clear();
-    for (const Pair& pair : pairs) changes_.push_back(novoht::Change::insert(pair.key(), pair.value()));
-    bench::require(store_->apply(kTable, changes_).has_value(), "apply failed");
-  }
-  void round() {
-    bench::require(store_->flush().has_value(), "flush failed");
-    bench::require(store_->maintain({}).has_value(), "maintain failed");
-  }
-
- private:
-  static constexpr novoht::TableId kTable{0};
-  void apply(const novoht::Change& change) {
-    bench::require(store_->apply(kTable, std::span(&change, 1)).has_value(), "apply failed");
-  }
-  std::unique_ptr<base::FileSystem> files_;
-  std::unique_ptr<novoht::Store> store_;
-  std::vector<Bytes> keys_;
-  std::vector<std::optional<novoht::ValueView>> found_;
-  std::vector<novoht::Change> changes_;
-};
-
-template <typename Map>
-class MapEngine {
- public:
-  static constexpr bool kOnDisk = false;
-  MapEngine(const std::string&, std::size_t) {}
-  void insert(Bytes key, Bytes value) { map_.insert_or_assign(std::string(key), std::string(value)); }
-  void append(Bytes key, Bytes value) { map_.find(std::string(key))->second.append(value); }
-  void remove(Bytes key) { map_.erase(std::string(key)); }
-  bool equals(Bytes key, Bytes expected) const {
-    const auto found = map_.find(std::string(key));
-    return found != map_.end() && found->second == expected;
-  }
-  bool has(Bytes key) const { return map_.find(std::string(key)) != map_.end(); }
-  void round() {}
-
- private:
-  Map map_;
-};
-
-#ifdef WITH_KYOTO
-class KyotoEngine {
- public:
-  static constexpr bool kOnDisk = true;
-  KyotoEngine(const std::string& folder, std::size_t pairs) {
-    // As its manual advises: twice as many buckets as pairs, and the whole file mapped.
-    db_.tune_buckets(static_cast<std::int64_t>(2 * pairs));
-    db_.tune_map(static_cast<std::int64_t>(pairs * 256 + (64 << 20)));
-    bench::require(db_.open(folder + "/casket.kch", kyotocabinet::HashDB::OWRITER | kyotocabinet::HashDB::OCREATE),
-                   "Kyoto Cabinet does not open");
-  }
-  void insert(Bytes key, Bytes value) { bench::require(db_.set(key.data(), key.size(), value.data(), value.size()), "set"); }
-  void append(Bytes key, Bytes value) { bench::require(db_.append(key.data(), key.size(), value.data(), value.size()), "append"); }
-  void remove(Bytes key) { bench::require(db_.remove(key.data(), key.size()), "remove"); }
-  bool equals(Bytes key, Bytes expected) {
-    char buffer[256];
-    const auto size = db_.get(key.data(), key.size(), buffer, sizeof buffer);
-    return size >= 0 && Bytes(buffer, static_cast<std::size_t>(size)) == expected;
-  }
-  bool has(Bytes key) { return db_.check(key.data(), key.size()) >= 0; }
-  void round() {}
-
- private:
-  kyotocabinet::HashDB db_;
-};
-#endif
 
 // Visits 0..count-1 in a scattered order, without a table: i * step modulo count, step prime to count.
 class Order {
@@ -165,118 +44,310 @@ class Order {
   std::uint64_t count_, step_, at_ = 0;
 };
 
+// What a section tells the ones after it.
+struct Notes {
+  double bytes_per_pair = 0;
+};
+
+// Runs `section` in a process of its own, with an empty folder that is gone afterwards.
+void in_own_process(const Arguments& arguments, const std::string& name, const std::function<void(const std::string& folder)>& section) {
+  const std::string folder = arguments.folder + "/" + name;
+  require(base::real_files()->make_folder(folder).has_value(), "make folder");
+  std::fflush(stdout);
+  const pid_t child = ::fork();
+  require(child >= 0, "fork failed");
+  if (child == 0) {
+    section(folder);
+    std::fflush(stdout);
+    ::_exit(0);
+  }
+  int status = 0;
+  require(::waitpid(child, &status, 0) == child, "waitpid failed");
+  if (!WIFEXITED(status)) wrong(name + ": killed by signal " + std::to_string(WTERMSIG(status)));
+  if (WEXITSTATUS(status) != 0) std::_Exit(WEXITSTATUS(status));
+  const std::string command = "rm -rf '" + folder + "'";
+  require(std::system(command.c_str()) == 0, "rm failed");
+}
+
+std::string name_of(std::size_t pairs) {
+  return pairs > 1'000'000 && pairs % 1'000'000 == 0 ? std::to_string(pairs / 1'000'000) + "M" : "1M";
+}
+
 template <typename Engine>
-void measure(const bench::Arguments& arguments) {
-  const std::size_t keys = std::strtoull(arguments.option("keys", "0").c_str(), nullptr, 10);
-  const std::size_t pairs = keys != 0 ? keys : arguments.pick<std::size_t>(20'000, 300'000, 1'000'000);
-  const std::string size = pairs > 1'000'000 && pairs % 1'000'000 == 0 ? std::to_string(pairs / 1'000'000) + "M" : "1M";
-  bench::Report report(arguments);
-  {
-    const std::uint64_t memory_before = bench::resident_bytes();
-    Engine engine(arguments.folder, pairs);
-    const auto timed = [&](const std::string& row, auto operation) {
-      bench::Stopwatch watch;
-      for (std::size_t i = 0; i < pairs; i++) {
-        operation(i);
-        if (i % kRound == kRound - 1) engine.round();
-      }
-      engine.round();
-      report.row(row + " " + size, "us_per_op", watch.seconds() * 1e6 / static_cast<double>(pairs));
-    };
+class Measurement {
+ public:
+  explicit Measurement(const Arguments& arguments)
+      : arguments_(arguments), report_(arguments),
+        notes_(static_cast<Notes*>(::mmap(nullptr, sizeof(Notes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {
+    require(notes_ != MAP_FAILED, "mmap failed");
+  }
+
+  void run() {
+    const auto pairs = arguments_.pick<std::size_t>(20'000, 1'000'000, 1'000'000);
+    workload(pairs);
+    tail(pairs);
+    if constexpr (requires(Engine engine) { engine.commit(); }) {
+      if (wanted("always")) in_own_process(arguments_, "always", [&](const std::string& folder) { synced(folder); });
+      if (wanted("recover")) recover(pairs);
+    }
+    if (arguments_.size == Size::full) workload(10'000'000);
+    if (arguments_.option("large", "0") == "1") workload(100'000'000);
+  }
+
+ private:
+  bool wanted(const std::string& section) const {
+    const std::string only = "," + arguments_.option("only", section) + ",";
+    return only.find("," + section + ",") != std::string::npos;
+  }
+
+  // Whether `pairs` of them fit into this machine's free memory, going by what a pair took before; else says so.
+  bool fits(std::size_t pairs) const {
+    if (notes_->bytes_per_pair == 0) return true;
+    std::ifstream file("/proc/meminfo");
+    double free_bytes = 0;
+    for (std::string name, unit; file >> name >> free_bytes && name != "MemAvailable:";) std::getline(file, unit);
+    free_bytes *= 1024;
+    const double need = 1.25 * notes_->bytes_per_pair * static_cast<double>(pairs);
+    if (need <= free_bytes) return true;
+    std::fprintf(stderr, "skipped: %s pairs of %s need about %.1f GB of memory, and %.1f GB are free\n", name_of(pairs).c_str(),
+                 arguments_.system.c_str(), need / 1e9, free_bytes / 1e9);
+    return false;
+  }
+
+  void workload(std::size_t pairs) {
+    const std::string size = name_of(pairs);
+    if (!wanted(size) || !fits(pairs)) return;
+    in_own_process(arguments_, size, [&](const std::string& folder) { single(folder, pairs); });
+    if constexpr (requires(Engine engine, std::vector<Pair> many) { engine.insert_many(many); })
+      in_own_process(arguments_, size + "x16", [&](const std::string& folder) { batched(folder, pairs); });
+  }
+
+  // operation(i) for every pair, a round in between; the row is the mean.
+  template <typename Operation>
+  void timed(Engine& engine, const std::string& row, std::size_t pairs, Operation operation) {
+    Stopwatch watch;
+    for (std::size_t i = 0; i < pairs; i++) {
+      operation(i);
+      if (i % kRound == kRound - 1) engine.round();
+    }
+    engine.round();
+    report_.row(row + " " + name_of(pairs), "us_per_op", watch.seconds() * 1e6 / static_cast<double>(pairs));
+  }
+
+  void single(const std::string& folder, std::size_t pairs) {
+    const std::uint64_t memory_before = resident_bytes();
+    Engine engine(folder, pairs, Use::plain);
     const auto footprint = [&](const std::string& row) {
-      report.row(row + " " + size, "ram_mb", static_cast<double>(bench::resident_bytes() - memory_before) / 1e6);
-      if (Engine::kOnDisk) report.row(row + " " + size, "disk_mb", static_cast<double>(bench::disk_bytes(arguments.folder)) / 1e6);
+      const double taken = static_cast<double>(resident_bytes() - memory_before);
+      notes_->bytes_per_pair = std::max(notes_->bytes_per_pair, taken / static_cast<double>(pairs));
+      report_.row(row + " " + name_of(pairs), "ram_mb", taken / 1e6);
+      if constexpr (requires { engine.write_out(); }) engine.write_out();
+      if (Engine::kOnDisk) report_.row(row + " " + name_of(pairs), "disk_mb", static_cast<double>(disk_bytes(folder)) / 1e6);
     };
-    timed("insert", [&](std::size_t i) {
+    timed(engine, "insert", pairs, [&](std::size_t i) {
       const Pair pair(i);
       engine.insert(pair.key(), pair.value());
     });
     footprint("insert");
     Order random(pairs, 1);
     std::size_t good = 0;
-    timed("get random", [&](std::size_t) {
+    timed(engine, "get random", pairs, [&](std::size_t) {
       const Pair pair(random.next());
       good += engine.equals(pair.key(), pair.value());
     });
-    bench::require(good == pairs, "get random: " + std::to_string(pairs - good) + " wrong answers");
-    // Sixteen keys a call, where the engine has such calls: inserts (of what is there already) are one record.
-    if constexpr (requires(std::vector<Pair> many) { engine.equal_many(many); }) {
-      Order many(pairs, 4);
-      std::vector<Pair> some;
-      std::size_t right = 0;
-      timed("get random x16", [&](std::size_t i) {
-        some.emplace_back(many.next());
-        if (some.size() < 16 && i + 1 < pairs) return;
-        right += engine.equal_many(some);
-        some.clear();
-      });
-      bench::require(right == pairs, "get random x16: " + std::to_string(pairs - right) + " wrong answers");
-      timed("overwrite x16", [&](std::size_t i) {
-        some.emplace_back(many.next());
-        if (some.size() < 16 && i + 1 < pairs) return;
-        engine.insert_many(some);
-        some.clear();
-      });
-    }
+    require(good == pairs, "get random: " + std::to_string(pairs - good) + " wrong answers");
     Order appended(pairs, 2);
-    timed("append", [&](std::size_t) {
+    timed(engine, "append", pairs, [&](std::size_t) {
       const Pair pair(appended.next());
       engine.append(pair.key(), pair.value());
     });
     footprint("append");
     for (std::size_t i = 0; i < pairs; i += 7) {
       const Pair pair(i);
-      bench::require(engine.equals(pair.key(), std::string(pair.value()) + std::string(pair.value())), "append: a wrong value");
+      require(engine.equals(pair.key(), std::string(pair.value()) + std::string(pair.value())), "append: a wrong value");
     }
     Order removed(pairs, 3);
-    timed("remove", [&](std::size_t) {
+    timed(engine, "remove", pairs, [&](std::size_t) {
       const Pair pair(removed.next());
       engine.remove(pair.key());
     });
-    for (std::size_t i = 0; i < pairs; i += 7) bench::require(!engine.has(Pair(i).key()), "remove: a key is still there");
+    for (std::size_t i = 0; i < pairs; i += 7) require(!engine.has(Pair(i).key()), "remove: a key is still there");
   }
-  {
-    const std::string folder = arguments.folder + "/p9999";
-    bench::require(base::real_files()->make_folder(folder).has_value(), "make folder");
-    Engine engine(folder, pairs);
-    bench::Latencies latencies;
-    latencies.reserve(5 * pairs);
-    for (std::size_t i = 0; i < 5 * pairs; i++) {
-      const Pair pair(i % pairs);
-      bench::Stopwatch watch;
-      engine.insert(pair.key(), pair.value());
-      latencies.add(watch.nanoseconds());
-      if (i % kRound == kRound - 1) engine.round();
+
+  // The same, sixteen keys a call, where the engine has such calls.
+  void batched(const std::string& folder, std::size_t pairs) {
+    Engine engine(folder, pairs, Use::plain);
+    std::vector<Pair> some;
+    const auto gathered = [&](const std::string& row, std::uint64_t seed, auto operation) {
+      Order order(pairs, seed);
+      timed(engine, row + " x16", pairs, [&](std::size_t i) {
+        some.emplace_back(order.next());
+        if (some.size() < 16 && i + 1 < pairs) return;
+        operation(some);
+        some.clear();
+      });
+    };
+    gathered("insert", 5, [&](std::span<const Pair> many) { engine.insert_many(many); });
+    if constexpr (requires(std::vector<Pair> many) { engine.equal_many(many); }) {
+      std::size_t good = 0;
+      gathered("get random", 6, [&](std::span<const Pair> many) { good += engine.equal_many(many); });
+      require(good == pairs, "get random x16: " + std::to_string(pairs - good) + " wrong answers");
     }
-    for (std::size_t i = 0; i < pairs; i += 7) {
-      const Pair pair(i);
-      bench::require(engine.equals(pair.key(), pair.value()), "insert p9999: a wrong value");
+    if constexpr (requires(std::vector<Pair> many) { engine.append_many(many); }) {
+      gathered("append", 7, [&](std::span<const Pair> many) { engine.append_many(many); });
+      for (std::size_t i = 0; i < pairs; i += 7) {
+        const Pair pair(i);
+        require(engine.equals(pair.key(), std::string(pair.value()) + std::string(pair.value())), "append x16: a wrong value");
+      }
     }
-    report.row("insert p9999", "p9999_us", latencies.percentile_us(0.9999));
+    if constexpr (requires(std::vector<Pair> many) { engine.remove_many(many); }) {
+      gathered("remove", 8, [&](std::span<const Pair> many) { engine.remove_many(many); });
+      for (std::size_t i = 0; i < pairs; i += 7) require(!engine.has(Pair(i).key()), "remove x16: a key is still there");
+    }
   }
+
+  void tail(std::size_t pairs) {
+    if (!wanted("p9999")) return;
+    // Overwritten as often as it takes until NoVoHT's log has been compacted more than once.
+    const std::size_t times = arguments_.system == "novoht" ? 5 : arguments_.size == Size::full ? 2 : 1;
+    in_own_process(arguments_, "p9999", [&](const std::string& folder) {
+      Engine engine(folder, pairs, Use::plain);
+      Latencies alone, with_round;
+      alone.reserve(times * pairs);
+      with_round.reserve(times * pairs);
+      for (std::size_t i = 0; i < times * pairs; i++) {
+        const Pair pair(i % pairs);
+        Stopwatch watch;
+        engine.insert(pair.key(), pair.value());
+        alone.add(watch.nanoseconds());
+        if (i % kRound == kRound - 1) engine.round();
+        with_round.add(watch.nanoseconds());
+      }
+      for (std::size_t i = 0; i < pairs; i += 7) {
+        const Pair pair(i);
+        require(engine.equals(pair.key(), pair.value()), "insert p9999: a wrong value");
+      }
+      report_.row("insert p9999", "p9999_us", alone.percentile_us(0.9999));
+      report_.row("insert with rounds p9999", "p9999_us", with_round.percentile_us(0.9999));
+    });
+  }
+
+  // As many as a second holds, at most: a sync takes as long as the disk likes.
+  void synced(const std::string& folder) {
+    const auto most = arguments_.pick<std::size_t>(64, 20'000, 100'000);
+    const double seconds = arguments_.pick<double>(0.2, 1.0, 3.0);
+    for (const std::size_t group : {std::size_t{1}, std::size_t{64}}) {
+      const std::string place = folder + "/" + std::to_string(group);
+      require(base::real_files()->make_folder(place).has_value(), "make folder");
+      Engine engine(place, most * group, Use::synced);
+      std::size_t count = 0;
+      Stopwatch watch;
+      while (count < most * group && watch.seconds() < seconds) {
+        for (std::size_t i = 0; i < group; i++, count++) {
+          const Pair pair(count);
+          engine.insert(pair.key(), pair.value());
+        }
+        engine.commit();
+      }
+      report_.row("insert always " + std::to_string(group), "ops_per_s", static_cast<double>(count) / watch.seconds());
+      for (std::size_t i = 0; i < count; i += stride_) {
+        const Pair pair(i);
+        require(engine.equals(pair.key(), pair.value()), "insert always: a wrong value");
+      }
+    }
+  }
+
+  void recover(std::size_t pairs) {
+    const std::string folder = arguments_.folder + "/recover";
+    require(base::real_files()->make_folder(folder).has_value(), "make folder");
+    std::fflush(stdout);
+    const pid_t child = ::fork();
+    require(child >= 0, "fork failed");
+    if (child == 0) {
+      auto* const engine = new Engine(folder, pairs, Use::logged);
+      for (std::size_t i = 0; i < pairs; i++) {
+        const Pair pair(i);
+        engine->insert(pair.key(), pair.value());
+        if (i % kRound == kRound - 1) engine->round();
+      }
+      engine->round();
+      ::kill(::getpid(), SIGKILL);
+    }
+    int status = 0;
+    require(::waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "recover: the first process failed");
+    in_own_process(arguments_, "recover", [&](const std::string&) {
+      const double bytes = static_cast<double>(disk_bytes(folder));
+      Stopwatch watch;
+      Engine engine(folder, pairs, Use::logged);
+      const Pair first(0);
+      require(engine.equals(first.key(), first.value()), "recover: the first pair is wrong");
+      const double seconds = watch.seconds();
+      report_.row("recover " + name_of(pairs), "seconds", seconds);
+      // Of those that read their whole log.
+      if (arguments_.system == "novoht") report_.row("recover " + name_of(pairs), "mb_per_s", bytes / 1e6 / seconds);
+      for (std::size_t i = 0; i < pairs; i += stride_) {
+        const Pair pair(i);
+        require(engine.equals(pair.key(), pair.value()), "recover: pair " + std::to_string(i) + " is wrong");
+      }
+    });
+  }
+
+  const Arguments& arguments_;
+  const Report report_;
+  // Outside the measured time some peers' pairs are looked up by sample where it shall be quick; ours never.
+  const std::size_t stride_ = arguments_.size == Size::quick && arguments_.system != "novoht" ? 7 : 1;
+  Notes* const notes_;
+};
+
+template <typename Engine>
+void measure(const Arguments& arguments) {
+  Measurement<Engine>(arguments).run();
 }
 
 }  // namespace
+}  // namespace bench
 
 int main(int argc, char** argv) {
-  const bench::Arguments arguments =
-      bench::parse("novoht", {"novoht", "unordered_map", "flat_hash_map", "kyoto"}, argc, argv);
-  if (arguments.system == "novoht") {
-    measure<NovohtEngine>(arguments);
-  } else if (arguments.system == "unordered_map") {
-    measure<MapEngine<std::unordered_map<std::string, std::string>>>(arguments);
-  } else if (arguments.system == "flat_hash_map") {
+  using namespace bench;
+  const Arguments arguments = parse("novoht",
+                                    {"novoht", "unordered_map", "flat_hash_map", "kyoto", "tkrzw", "bdb", "leveldb", "rocksdb", "lmdb"},
+                                    argc, argv);
+  if (arguments.system == "novoht") measure<NovohtEngine>(arguments);
+  if (arguments.system == "unordered_map") measure<MapEngine<UnorderedMap>>(arguments);
 #ifdef WITH_ABSL
-    measure<MapEngine<absl::flat_hash_map<std::string, std::string>>>(arguments);
+  if (arguments.system == "flat_hash_map") measure<MapEngine<FlatHashMap>>(arguments);
 #else
-    bench::unavailable("built without absl::flat_hash_map (Debian package libabsl-dev)");
+  if (arguments.system == "flat_hash_map") unavailable("built without absl::flat_hash_map (Debian package libabsl-dev)");
 #endif
-  } else if (arguments.system == "kyoto") {
 #ifdef WITH_KYOTO
-    measure<KyotoEngine>(arguments);
+  if (arguments.system == "kyoto") measure<KyotoEngine>(arguments);
 #else
-    bench::unavailable("built without Kyoto Cabinet (Debian package libkyotocabinet-dev)");
+  if (arguments.system == "kyoto") unavailable("built without Kyoto Cabinet (Debian package libkyotocabinet-dev)");
 #endif
-  }
+#ifdef WITH_TKRZW
+  if (arguments.system == "tkrzw") measure<TkrzwEngine>(arguments);
+#else
+  if (arguments.system == "tkrzw") unavailable("built without Tkrzw (Debian package libtkrzw-dev)");
+#endif
+#ifdef WITH_BDB
+  if (arguments.system == "bdb") measure<BdbEngine>(arguments);
+#else
+  if (arguments.system == "bdb") unavailable("built without Berkeley DB (Debian package libdb5.3-dev)");
+#endif
+#ifdef WITH_LEVELDB
+  if (arguments.system == "leveldb") measure<LevelDbEngine>(arguments);
+#else
+  if (arguments.system == "leveldb") unavailable("built without LevelDB (Debian package libleveldb-dev)");
+#endif
+#ifdef WITH_ROCKSDB
+  if (arguments.system == "rocksdb") measure<RocksDbEngine>(arguments);
+#else
+  if (arguments.system == "rocksdb") unavailable("built without RocksDB (Debian package librocksdb-dev)");
+#endif
+#ifdef WITH_LMDB
+  if (arguments.system == "lmdb") measure<LmdbEngine>(arguments);
+#else
+  if (arguments.system == "lmdb") unavailable("built without LMDB (Debian package liblmdb-dev)");
+#endif
   return 0;
 }

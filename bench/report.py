@@ -9,8 +9,8 @@ import sys
 
 TREE = os.path.realpath(os.path.join(os.path.dirname(__file__), ".."))
 OURS = {"novoht": "novoht", "store": "zht", "fs": "fusionfs", "tasks": "matrix", "queue": "fabriq"}
-LESS_IS_BETTER = ("us_per_op", "p50_us", "p99_us", "p999_us", "p9999_us", "p50_ms", "ram_mb", "disk_mb")
-COLOURS = ["#1b6ca8", "#d1495b", "#8f9779", "#edae49", "#6c5b7b", "#30638e", "#9a8c98"]
+LESS_IS_BETTER = ("us_per_op", "p50_us", "p99_us", "p999_us", "p9999_us", "p50_ms", "ram_mb", "disk_mb", "seconds")
+COLOURS = ["#1b6ca8", "#d1495b", "#8f9779", "#edae49", "#6c5b7b", "#66a182", "#9a8c98", "#2e4057", "#c06c84"]
 
 
 @functools.lru_cache
@@ -73,7 +73,7 @@ def plot(lines, metric, title):
     bar, gap, left, width = 14, 12, 190, 520
     group = bar * len(systems) + gap
     height = 70 + group * len(rows)
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width + 110}" height="{height}" '
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{max(left + width, 110 * len(systems)) + 110}" height="{height}" '
            'font-family="sans-serif" font-size="11">',
            f'<rect width="100%" height="100%" fill="white"/><text x="10" y="20" font-size="14">{html.escape(title)}</text>']
     for i, system in enumerate(systems):
