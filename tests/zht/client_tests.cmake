@@ -16,3 +16,7 @@ add_unit_test(zht_cli_test
   SOURCES cli_test.cc
   USES zht_support TIMEOUT 300)
 add_dependencies(zht_cli_test zht_program)
+# Has its node inside.
+add_unit_test(zht_client_node_test
+  SOURCES client_node_test.cc
+  USES zht_node)

@@ -80,6 +80,7 @@ class Instance final : private novoht::Companion {
   std::size_t partition_count() const { return owned_; }
   const std::string& failure() const { return failure_; }  // why it only reads; empty: well
   InstanceId id() const { return options_.id; }
+  Epoch epoch_of(PartitionId partition) const { return table_.view_of(partition).epoch; }
 
   static constexpr base::Duration kTick = std::chrono::milliseconds(20);
 

@@ -37,6 +37,18 @@ base::Result<Identity> parse(const std::string& path, const std::string& text) {
 
 }  // namespace
 
+base::Result<Identity> fresh_identity(std::uint32_t wanted_instances, std::uint32_t wanted_partitions,
+                                      std::uint32_t default_instances) {
+  Identity identity;
+  identity.member = {base::entropy() | 1, 1};
+  identity.instance_count = wanted_instances != 0 ? wanted_instances : default_instances;
+  identity.partition_count = wanted_partitions != 0 ? wanted_partitions : kDefaultPartitionCount;
+  if (identity.partition_count < identity.instance_count)
+    return fail(Code::invalid, identity.partition_count, " partitions for ", identity.instance_count,
+                " instances; there must be at least one each");
+  return identity;
+}
+
 base::Result<Identity> begin_life(const std::string& folder, std::uint32_t wanted_instances, std::uint32_t wanted_partitions,
                                   std::uint32_t default_instances) {
   const std::string path = folder + "/node.json";
@@ -53,12 +65,9 @@ base::Result<Identity> begin_life(const std::string& folder, std::uint32_t wante
       return fail(Code::invalid, folder, " was made with ", identity.partition_count, " partitions, not ", wanted_partitions,
                   "; leave --partitions out, or use another data folder");
   } else {
-    identity.member.node = base::entropy() | 1;
-    identity.instance_count = wanted_instances != 0 ? wanted_instances : default_instances;
-    identity.partition_count = wanted_partitions != 0 ? wanted_partitions : kDefaultPartitionCount;
-    if (identity.partition_count < identity.instance_count)
-      return fail(Code::invalid, identity.partition_count, " partitions for ", identity.instance_count,
-                  " instances; there must be at least one each");
+    TRY_LET(fresh, fresh_identity(wanted_instances, wanted_partitions, default_instances));
+    identity = fresh;
+    identity.member.incarnation = 0;
   }
   identity.member.incarnation++;
   const nlohmann::json json = {{"format", kDataFormat},

@@ -24,4 +24,8 @@ struct Identity {
 base::Result<Identity> begin_life(const std::string& folder, std::uint32_t wanted_instances, std::uint32_t wanted_partitions,
                                   std::uint32_t default_instances);
 
+// Of a node that keeps nothing: another at each start. invalid: fewer partitions than instances.
+base::Result<Identity> fresh_identity(std::uint32_t wanted_instances, std::uint32_t wanted_partitions,
+                                      std::uint32_t default_instances);
+
 }  // namespace zht::server

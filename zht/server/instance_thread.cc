@@ -56,24 +56,34 @@ void InstanceThread::stop() {
     thread_.join();
     endpoint_->stop();
     if (options_.core.durability != core::Durability::none)
-      if (auto synced = core_->sync(); !synced) logger().error("last sync failed", {{"error", synced.error()}});
+      if (auto synced = with_core([this] { return core_->sync(); }); !synced)
+        logger().error("last sync failed", {{"error", synced.error()}});
   }
+  const LocalQueue::Hold hold(local_);  // local requests from now on find no core
+  for (auto& [connection, deliver] : sinks_) deliver({});
+  sinks_.clear();
   endpoint_.reset();
   core_.reset();
 }
 
 void InstanceThread::report(std::function<void(InstanceReport)> deliver) {
   loop_.post([this, deliver = std::move(deliver)] {
-    deliver({core_->statistics(), core_->store_statistics(), core_->partition_count(), endpoint_->connection_count(),
-             core_->watcher_count(), core_->failure()});
+    deliver(with_core([this] {
+      return InstanceReport{core_->statistics(), core_->store_statistics(), core_->partition_count(),
+                            endpoint_->connection_count(), core_->watcher_count(), core_->failure()};
+    }));
   });
 }
 
 void InstanceThread::sync(std::function<void(base::Result<void>)> deliver) {
-  loop_.post([this, deliver = std::move(deliver)] { deliver(core_->sync()); });
+  loop_.post([this, deliver = std::move(deliver)] { deliver(with_core([this] { return core_->sync(); })); });
 }
 
-void InstanceThread::begin_round() { core_->begin_round(clock_.now(), clock_.wall()); }
+void InstanceThread::begin_round() {
+  local_.lock();
+  in_round_ = true;
+  core_->begin_round(clock_.now(), clock_.wall());
+}
 
 void InstanceThread::on_frame(net::ConnectionNumber from, const wire::Frame& frame, std::string& out) {
   if (frame.type == wire::FrameType::control_request) {
@@ -87,30 +97,84 @@ void InstanceThread::on_frame(net::ConnectionNumber from, const wire::Frame& fra
   core_->on_frame(core::ConnectionId{from}, frame, out);
 }
 
-void InstanceThread::on_closed(net::ConnectionNumber connection) { core_->on_closed(core::ConnectionId{connection}); }
+void InstanceThread::on_closed(net::ConnectionNumber connection) {
+  with_core([&] { core_->on_closed(core::ConnectionId{connection}); });
+}
 
 bool InstanceThread::end_round() {
+  LocalRequest* const local = local_.take();  // what threads of this process want goes into the same write
+  execute(local);
+  const bool kept = close_core_round();
+  for (LocalRequest* one = local; one != nullptr; one = LocalQueue::next(*one)) one->kept = kept;
+  LocalQueue::done(local);
+  in_round_ = false;
+  local_.unlock();
+  return kept;
+}
+
+void InstanceThread::execute(LocalRequest* requests) {
+  for (LocalRequest* one = requests; one != nullptr; one = LocalQueue::next(*one)) one->execute(*core_);
+}
+
+// Ends the core's round and hands on what it sends by itself.
+bool InstanceThread::close_core_round() {
   const bool was_well = core_->failure().empty();
   const auto written = core_->end_round();
   if (!written) {
     if (was_well) logger().error("the store failed and only reads from now on", {{"error", written.error()}});
     return false;
   }
-  for (core::Send& send : core_->take_sends()) endpoint_->send(static_cast<net::ConnectionNumber>(send.to), std::move(send.frame));
+  for (core::Send& send : core_->take_sends()) {
+    const auto to = static_cast<net::ConnectionNumber>(send.to);
+    if (to >= kFirstLocal) {
+      if (const auto sink = sinks_.find(to); sink != sinks_.end()) sink->second(std::move(send.frame));
+    } else if (in_round_) {
+      endpoint_->send(to, std::move(send.frame));
+    } else {  // a caller's thread: connections belong to the loop's
+      loop_.post([this, to, frame = std::move(send.frame)]() mutable {
+        if (endpoint_) endpoint_->send(to, std::move(frame));
+      });
+    }
+  }
   return true;
+}
+
+// One round for callers of this process, on the thread of whoever holds the core.
+void InstanceThread::local_round(LocalRequest* requests) {
+  if (core_ == nullptr) return;  // stopped; `kept` stays false
+  core_->begin_round(clock_.now(), clock_.wall());
+  execute(requests);
+  const bool kept = close_core_round();
+  for (LocalRequest* one = requests; one != nullptr; one = LocalQueue::next(*one)) one->kept = kept;
+}
+
+void InstanceThread::attach(net::ConnectionNumber connection, std::function<void(std::string)> deliver) {
+  const LocalQueue::Hold hold(local_);
+  sinks_[connection] = std::move(deliver);
+}
+
+void InstanceThread::detach(net::ConnectionNumber connection) {
+  const LocalQueue::Hold hold(local_);
+  sinks_.erase(connection);
+  if (core_ != nullptr) core_->on_closed(core::ConnectionId{connection});
 }
 
 // The sync itself runs elsewhere, so that a slow disk delays no request.
 void InstanceThread::sync_in_background() {
-  if (syncing_ || !core_->dirty() || !core_->failure().empty()) return;
-  auto begun = core_->begin_sync();
-  if (!begun) return core_->finish_sync(begun.error());
+  if (syncing_) return;
+  auto begun = with_core([this]() -> base::Result<std::unique_ptr<novoht::SyncJob>> {
+    if (!core_->dirty() || !core_->failure().empty()) return std::unique_ptr<novoht::SyncJob>();
+    auto job = core_->begin_sync();
+    if (!job) core_->finish_sync(job.error());
+    return job;
+  });
+  if (!begun || *begun == nullptr) return;
   syncing_ = true;
   asio::post(sync_pool_, [this, job = std::shared_ptr<novoht::SyncJob>(std::move(*begun))] {
     loop_.post([this, outcome = job->run()] {
       syncing_ = false;
       if (!outcome) logger().error("sync failed, the store only reads from now on", {{"error", outcome.error()}});
-      core_->finish_sync(outcome);
+      with_core([&] { core_->finish_sync(outcome); });
     });
   });
 }

@@ -6,9 +6,11 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <unordered_map>
 
 #include "zht/core/instance.h"
 #include "zht/net/frame_server.h"
+#include "zht/server/local_queue.h"
 
 namespace zht::server {
 
@@ -44,12 +46,31 @@ class InstanceThread final : private net::FrameHandler {
   // Syncs what was acknowledged so far; `deliver` hears on the instance's thread.
   void sync(std::function<void(base::Result<void>)> deliver);
 
+  // For clients of this process; any thread. Executes `request` in a round, on this thread or with those of others.
+  // request.kept is false when the round was lost or the instance has stopped.
+  void run_local(LocalRequest& request) { local_.run(request); }
+  // What the core sends to `connection` on its own (callbacks) goes to `deliver`, on any thread and inside a round: it must
+  // only hand the frame on. An empty frame: the instance has stopped. Connection numbers from kFirstLocal on are theirs.
+  static constexpr net::ConnectionNumber kFirstLocal = net::ConnectionNumber{1} << 63;
+  void attach(net::ConnectionNumber connection, std::function<void(std::string)> deliver);
+  void detach(net::ConnectionNumber connection);
+
  private:
   void begin_round() override;
   void on_frame(net::ConnectionNumber from, const wire::Frame& frame, std::string& out) override;
   void on_closed(net::ConnectionNumber connection) override;
   bool end_round() override;
   void sync_in_background();
+  void local_round(LocalRequest* requests);
+  void execute(LocalRequest* requests);
+  bool close_core_round();
+  // Runs `work` as the core's holder; the loop's thread only, inside a round or not.
+  template <class Work>
+  auto with_core(Work&& work) {
+    if (in_round_) return work();
+    const LocalQueue::Hold hold(local_);
+    return work();
+  }
 
   Options options_;
   base::FileSystem& files_;
@@ -62,6 +83,9 @@ class InstanceThread final : private net::FrameHandler {
   std::unique_ptr<core::Instance> core_;
   std::unique_ptr<net::FrameServer> endpoint_;
   bool syncing_ = false;
+  bool in_round_ = false;  // of the loop's thread, which then holds local_
+  LocalQueue local_{[this](LocalRequest* requests) { local_round(requests); }};  // whoever holds it owns core_ and sinks_
+  std::unordered_map<net::ConnectionNumber, std::function<void(std::string)>> sinks_;
   std::thread thread_;
 };
 

@@ -4,15 +4,19 @@
 #include <unistd.h>
 
 #include <asio/post.hpp>
+#include <atomic>
 #include <future>
 #include <thread>
+#include <limits>
 #include <vector>
 
 #include "zht/client.h"
 #include "zht/net/frame_server.h"
 #include "zht/resp/gateway.h"
 #include "zht/server/identity.h"
+#include "zht/server/in_process_client.h"
 #include "zht/server/instance_thread.h"
+#include "zht/server/no_files.h"
 #include "zht/server/service_keeper.h"
 #include "zht/support/config.h"
 #include "zht/support/log.h"
@@ -122,10 +126,12 @@ struct Node::Parts final : net::FrameHandler {
   std::unique_ptr<Client> redis_client;  // ends before the gateway, whose completions it calls
   std::string resp_address;
   bool stopping = false;
+  std::thread manager;  // of an embedded node
+  std::atomic<std::uint64_t> clients{0};
 
   void on_frame(net::ConnectionNumber from, const wire::Frame& frame, std::string& out) override;
   void status(net::ConnectionNumber to, std::uint64_t request);
-  Result<void> listen_for_redis();
+  Result<void> listen_for_redis(Node& node);
   void end_redis();
   void sync(net::ConnectionNumber to, std::uint64_t request);
   void keep_services();
@@ -147,11 +153,13 @@ void Node::Parts::on_frame(net::ConnectionNumber from, const wire::Frame& frame,
     case wire::ControlKind::membership: return reply(Code::ok, {}, encoded_table);
     case wire::ControlKind::status: return status(from, frame.request);
     case wire::ControlKind::stop:
+      if (settings.embedded) return reply(Code::invalid, "this node is part of another program, which alone ends it", {});
       reply(Code::ok, {}, {});
       logger().info("asked to stop");
       loop.post([this] { stop(); });
       return;
     case wire::ControlKind::services_changed:
+      if (settings.embedded) return reply(Code::invalid, "a node inside another program keeps no services", {});
       services->look(std::chrono::steady_clock::now());
       return reply(Code::ok, {}, {});
     case wire::ControlKind::sync: return sync(from, frame.request);
@@ -261,12 +269,14 @@ Result<void> Node::Parts::open_instances(const Procedures& procedures) {
   for (std::uint32_t i = 0; i < identity.instance_count; i++) {
     InstanceThread::Options options;
     options.core = {InstanceId{i}, durability, settings.max_value_size, settings.segment_size};
-    options.folder = settings.data + "/store/" + std::to_string(i);
+    // A log that is not there need not be compacted either.
+    if (settings.in_memory) options.core.log_floor = std::numeric_limits<std::uint64_t>::max();
+    options.folder = (settings.in_memory ? "memory" : settings.data) + "/store/" + std::to_string(i);
     options.sync_interval = settings.sync_interval;
     options.max_connections = settings.max_connections;
     instances.push_back(std::make_unique<InstanceThread>(std::move(options), *files, clock, procedures, table, encoded_table, pool));
   }
-  TRY(support::make_private_folder(settings.data + "/store"));
+  if (!settings.in_memory) TRY(support::make_private_folder(settings.data + "/store"));
   // Recovery reads whole logs; the instances do it side by side.
   std::vector<std::future<Result<void>>> opening;
   for (auto& instance : instances)
@@ -301,23 +311,29 @@ Result<void> Node::Parts::listen() {
       if (!bound) return bound.error();
       table.instances[i].tcp = *bound;
     }
+    if (!settings.unix_sockets) continue;
     TRY_LET(path, support::socket_path(settings.data, "instance-" + std::to_string(i) + ".sock"));
     TRY(instances[i]->listen_unix(path));
     table.instances[i].unix_socket = path;
   }
   encoded_table = encode_table(table, settings.max_value_size);
+  if (!settings.unix_sockets) return {};
   TRY_LET(path, support::socket_path(settings.data, "node.sock"));
   unix_path = path;
   return {};
 }
 
 // Redis clients know one address; the gateway's client knows which instance each key is with.
-Result<void> Node::Parts::listen_for_redis() {
+Result<void> Node::Parts::listen_for_redis(Node& node) {
   TRY(allowed_address(settings.resp, settings.insecure));
-  ClientOptions options;
-  options.cluster = "unix:" + table.instances.front().unix_socket;
-  TRY_LET(client, connect(std::move(options)));
-  redis_client = std::move(client);
+  if (settings.unix_sockets) {
+    ClientOptions options;
+    options.cluster = "unix:" + table.instances.front().unix_socket;
+    TRY_LET(client, connect(std::move(options)));
+    redis_client = std::move(client);
+  } else {
+    redis_client = node.client();
+  }
   redis = std::make_unique<resp::Gateway>(*redis_client);
   TRY_LET(bound, redis->listen(settings.resp));
   resp_address = bound;
@@ -331,13 +347,18 @@ void Node::Parts::end_redis() {
   redis.reset();
 }
 
-Node::Node() : parts_(std::make_unique<Parts>()) {}
+Node::Node() : parts_(std::make_shared<Parts>()) {}
 
 Node::~Node() {
   parts_->end_redis();
+  if (parts_->manager.joinable()) {
+    parts_->loop.stop();
+    parts_->manager.join();
+  }
   if (parts_->endpoint) parts_->endpoint->stop();
   parts_->pool.join();  // a sync under way holds on to its store
   for (auto& instance : parts_->instances) instance->stop();
+  parts_->lock.reset();  // clients of this process may hold the rest for longer
 }
 
 Result<std::unique_ptr<Node>> Node::start(const Settings& settings, const Procedures& procedures) {
@@ -345,28 +366,35 @@ Result<std::unique_ptr<Node>> Node::start(const Settings& settings, const Proced
   Parts& parts = *node->parts_;
   parts.settings = settings;
   parts.started = parts.clock.now();
-  raise_descriptor_limit();
-  TRY(support::make_private_folder(settings.data));
-  auto lock = support::LockFile::acquire(settings.data + "/node.lock");
-  if (!lock) {
-    if (lock.code() != Code::conflict) return lock.error();
-    const auto holder = support::held_by(settings.data + "/node.lock");
-    return fail(Code::conflict, "a node already serves ", settings.data, holder && *holder > 0 ? " (pid " + std::to_string(*holder) + ")" : "",
-                "; stop it with: zht stop --data ", settings.data);
+  if (!settings.embedded) raise_descriptor_limit();
+  const unsigned cores = std::min(8u, std::max(1u, std::thread::hardware_concurrency()));
+  if (settings.in_memory) {
+    TRY_LET(identity, fresh_identity(static_cast<std::uint32_t>(settings.instances),
+                                     static_cast<std::uint32_t>(settings.partitions), cores));
+    parts.identity = identity;
+    parts.files = no_files();
+  } else {
+    TRY(support::make_private_folder(settings.data));
+    auto lock = support::LockFile::acquire(settings.data + "/node.lock");
+    if (!lock) {
+      if (lock.code() != Code::conflict) return lock.error();
+      const auto holder = support::held_by(settings.data + "/node.lock");
+      return fail(Code::conflict, "a node already serves ", settings.data, holder && *holder > 0 ? " (pid " + std::to_string(*holder) + ")" : "",
+                  "; stop it with: zht stop --data ", settings.data);
+    }
+    parts.lock.emplace(std::move(*lock));
+    TRY_LET(identity, begin_life(settings.data, static_cast<std::uint32_t>(settings.instances),
+                                 static_cast<std::uint32_t>(settings.partitions), cores));
+    parts.identity = identity;
   }
-  parts.lock.emplace(std::move(*lock));
-  TRY_LET(identity, begin_life(settings.data, static_cast<std::uint32_t>(settings.instances),
-                               static_cast<std::uint32_t>(settings.partitions),
-                               std::min(8u, std::max(1u, std::thread::hardware_concurrency()))));
-  parts.identity = identity;
   parts.services.emplace(settings.data);
   TRY(parts.listen_as_manager());
   TRY(parts.open_instances(procedures));
   TRY(parts.listen());
   for (auto& instance : parts.instances) instance->run();
   // The manager's socket last: who reaches it finds everything else serving.
-  TRY(parts.endpoint->listen_unix(parts.unix_path));
-  if (!settings.resp.empty()) TRY(parts.listen_for_redis());
+  if (settings.unix_sockets) TRY(parts.endpoint->listen_unix(parts.unix_path));
+  if (!settings.resp.empty()) TRY(parts.listen_for_redis(*node));
   logger().info("serving", {{"data", settings.data},
                             {"instances", parts.identity.instance_count},
                             {"partitions", parts.identity.partition_count},
@@ -376,6 +404,23 @@ Result<std::unique_ptr<Node>> Node::start(const Settings& settings, const Proced
                             {"resp", parts.resp_address.empty() ? std::string("off") : parts.resp_address}});
   return node;
 }
+
+void Node::run_embedded() {
+  parts_->manager = std::thread([this] { parts_->loop.run(); });
+}
+
+std::unique_ptr<Client> Node::client() {
+  InProcessClient::Options options;
+  options.partition_count = parts_->table.partition_count();
+  options.max_value_size = parts_->settings.max_value_size;
+  for (const core::View& view : parts_->table.partitions) options.instance_of.push_back(static_cast<std::uint32_t>(view.primary));
+  std::vector<InstanceThread*> instances;
+  for (auto& instance : parts_->instances) instances.push_back(instance.get());
+  return std::make_unique<InProcessClient>(std::move(options), std::move(instances), parts_, parts_->clients++);
+}
+
+const std::string& Node::tcp() const { return parts_->tcp; }
+const std::string& Node::resp() const { return parts_->resp_address; }
 
 void Node::run(support::SignalWaiter& signals) {
   Parts& parts = *parts_;

@@ -20,6 +20,10 @@ class Config;
 class SignalWaiter;
 }
 
+namespace zht {
+class Client;
+}
+
 namespace zht::server {
 
 struct Settings {
@@ -35,6 +39,11 @@ struct Settings {
   std::uint64_t segment_size = std::uint64_t{64} << 20;
   std::uint64_t max_connections = 20'000;  // of each instance
   bool insecure = false;                   // listen beyond loopback although nothing authenticates
+
+  // For a node inside a program (zht/node.h), which owns its own life: it keeps no services and no request stops it.
+  bool embedded = false;
+  bool unix_sockets = true;  // false: nobody finds it through the data folder
+  bool in_memory = false;    // nothing is kept on disk; `data` is not used
 };
 
 // Makes the settings known to a Config (file, environment, --print-config). `settings` outlives it.
@@ -48,11 +57,17 @@ class Node {
   ~Node();
   // Serves until a signal of `signals` or a stop request; then ends the services, the instances and the sockets.
   void run(support::SignalWaiter& signals);
+  // Instead of run(), for an embedded node: a thread serves the manager's requests until the node is destroyed.
+  void run_embedded();
+  // A client without sockets, any number, any thread. It may outlive the node: its operations are unavailable then.
+  std::unique_ptr<Client> client();
+  const std::string& tcp() const;   // where the manager listens; empty: nowhere
+  const std::string& resp() const;  // where Redis clients are served; empty: nowhere
 
  private:
   Node();
   struct Parts;
-  std::unique_ptr<Parts> parts_;
+  std::shared_ptr<Parts> parts_;
 };
 
 }  // namespace zht::server

@@ -1,0 +1,323 @@
+#include "zht/server/in_process_client.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "novoht/base/check.h"
+#include "zht/client/session.h"
+
+namespace zht::server {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr std::size_t kRoundSize = 256;  // operations: what others may have to wait for
+constexpr base::Duration kCallbackGrace = 500ms;  // the core ends a callback in time; this is for when it cannot
+
+base::Time now() { return base::SystemClock().now(); }
+
+Outcome failed(Code code, std::string message) {
+  Outcome outcome;
+  outcome.code = code;
+  outcome.message = std::move(message);
+  return outcome;
+}
+
+}  // namespace
+
+// Some operations for one instance, in one round.
+class InProcessClient::Round final : public LocalRequest {
+ public:
+  Round(Port& port, std::uint64_t connection, Item* const* items, std::size_t count)
+      : port_(port), connection_(connection), items_(items), count_(count) {}
+
+  void execute(core::Instance& core) override {
+    for (std::size_t i = 0; i < count_; i++) execute(core, *items_[i]);
+    executed_ = true;
+  }
+
+  void run() {
+    port_.thread->run_local(*this);
+    if (kept) return;
+    for (std::size_t i = 0; i < count_; i++) {
+      Item& item = *items_[i];
+      item.answered = true;
+      if (!executed_)
+        item.outcome = failed(Code::unavailable, "the node has stopped; nothing was changed");
+      else if (client::is_recorded(item.operation->kind))
+        item.outcome = failed(Code::timeout, "the store failed, the change may be lost");
+    }
+  }
+
+ private:
+  void execute(core::Instance& core, Item& item) {
+    const bool recorded = client::is_recorded(item.operation->kind);
+    if (recorded) port_.sequence++;
+    port_.in.clear();
+    port_.out.clear();
+    wire::encode_request(port_.in, *item.operation,
+                         {.request = item.request,
+                          .client = recorded ? port_.client : 0,
+                          .sequence = recorded ? port_.sequence : 0,
+                          .floor = recorded ? port_.sequence - 1 : 0,
+                          .epoch = static_cast<std::uint64_t>(core.epoch_of(item.partition)),
+                          .partition = item.partition,
+                          .timeout_ms = item.timeout_ms});
+    const auto frame = wire::next_frame(port_.in, wire::kMaxFrameSize);
+    if (!frame) {
+      item.outcome = failed(frame.code(), frame.error().message);
+      item.answered = true;
+      return;
+    }
+    core.on_frame(core::ConnectionId{connection_}, **frame, port_.out);
+    if (!port_.out.empty()) answer(item);
+    if (port_.in.capacity() + port_.out.capacity() > (std::size_t{4} << 20)) {
+      std::string().swap(port_.in);
+      std::string().swap(port_.out);
+    }
+  }
+
+  void answer(Item& item) {
+    item.answered = true;
+    const auto reply = wire::next_frame(port_.out, wire::kMaxFrameSize);
+    if (!reply) {
+      item.outcome = failed(reply.code(), reply.error().message);
+    } else if ((*reply)->status == wire::kStatusRetry) {
+      item.outcome = failed(Code::unavailable, "the partition is moving");
+    } else if (auto outcome = wire::decode_outcome(**reply); outcome) {
+      item.outcome = *std::move(outcome);
+    } else {
+      item.outcome = failed(outcome.code(), outcome.error().message);
+    }
+  }
+
+  Port& port_;
+  const std::uint64_t connection_;
+  Item* const* const items_;
+  const std::size_t count_;
+  bool executed_ = false;
+};
+
+InProcessClient::InProcessClient(Options options, std::vector<InstanceThread*> instances, std::shared_ptr<void> owner,
+                                 std::uint64_t number)
+    : options_(std::move(options)), owner_(std::move(owner)), connection_(InstanceThread::kFirstLocal + number),
+      ports_(instances.size()) {
+  for (std::size_t i = 0; i < instances.size(); i++) {
+    ports_[i].thread = instances[i];
+    ports_[i].client = client::new_client_id();
+    instances[i]->attach(connection_, [this, i](std::string frame) {
+      const std::lock_guard lock(mutex_);
+      arrivals_.push_back({i, std::move(frame)});
+      if (asleep_) wanted_.notify_one();
+    });
+  }
+}
+
+InProcessClient::~InProcessClient() {
+  {
+    const std::lock_guard lock(mutex_);
+    closing_ = true;
+    wanted_.notify_one();
+  }
+  if (worker_.joinable()) worker_.join();
+  // What the store keeps to recognise this client's retries may go.
+  struct Goodbye final : LocalRequest {
+    explicit Goodbye(std::uint64_t client) { wire::encode_goodbye(bytes, client); }
+    void execute(core::Instance& core) override {
+      std::string none;
+      if (const auto frame = wire::next_frame(bytes, wire::kMaxFrameSize); frame && *frame)
+        core.on_frame(core::ConnectionId{0}, **frame, none);
+    }
+    std::string bytes;
+  };
+  for (Port& port : ports_) {
+    Goodbye goodbye(port.client);
+    if (port.sequence > 0) port.thread->run_local(goodbye);
+    port.thread->detach(connection_);
+  }
+}
+
+void InProcessClient::prepare(Item& item) const {
+  if (auto valid = validate(*item.operation, options_.partition_count, options_.max_value_size); !valid) {
+    item.outcome = failed(valid.code(), valid.error().message);
+    item.answered = true;
+    return;
+  }
+  item.partition = client::partition_of(*item.operation, options_.partition_count);
+}
+
+void InProcessClient::execute(std::size_t instance, std::vector<Item*>& items) {
+  for (std::size_t at = 0; at < items.size(); at += kRoundSize)
+    Round(ports_[instance], connection_, items.data() + at, std::min(kRoundSize, items.size() - at)).run();
+}
+
+void InProcessClient::execute_all(std::vector<Item>& items) {
+  std::vector<std::vector<Item*>> of_instance(ports_.size());
+  for (Item& item : items)
+    if (!item.answered) of_instance[options_.instance_of[static_cast<std::uint32_t>(item.partition)]].push_back(&item);
+  for (std::size_t i = 0; i < of_instance.size(); i++) execute(i, of_instance[i]);
+}
+
+Outcome InProcessClient::call(Operation operation, Millis timeout) {
+  if (operation.kind == OpKind::callback) {
+    CHECK(std::this_thread::get_id() != worker_.get_id(), "a blocking call from a completion would wait for itself");
+    return Client::call(std::move(operation), timeout);
+  }
+  Item item;
+  item.operation = &operation;
+  prepare(item);
+  if (!item.answered) {
+    Item* const one = &item;
+    Round(ports_[options_.instance_of[static_cast<std::uint32_t>(item.partition)]], connection_, &one, 1).run();
+  }
+  return std::move(item.outcome);
+}
+
+std::vector<Outcome> InProcessClient::call_all(std::vector<Operation> operations, Millis timeout) {
+  if (std::any_of(operations.begin(), operations.end(), [](const Operation& one) { return one.kind == OpKind::callback; }))
+    return Client::call_all(std::move(operations), timeout);
+  std::vector<Item> items(operations.size());
+  for (std::size_t i = 0; i < items.size(); i++) {
+    items[i].operation = &operations[i];
+    prepare(items[i]);
+  }
+  execute_all(items);
+  std::vector<Outcome> outcomes;
+  outcomes.reserve(items.size());
+  for (Item& item : items) outcomes.push_back(std::move(item.outcome));
+  return outcomes;
+}
+
+void InProcessClient::submit(Operation operation, Completion completion, Millis timeout) {
+  std::unique_lock lock(mutex_);
+  if (!worker_.joinable() && !closing_) worker_ = std::thread([this] { work(); });
+  if (std::this_thread::get_id() != worker_.get_id())
+    room_.wait(lock, [this] { return in_flight_ < options_.max_in_flight; });
+  in_flight_++;
+  jobs_.push_back({std::move(operation), std::move(completion), timeout.count() > 0 ? timeout : options_.timeout});
+  if (asleep_) wanted_.notify_one();
+}
+
+// ---- the worker ----
+
+void InProcessClient::work() {
+  std::vector<Job> jobs;
+  std::vector<Arrival> arrivals;
+  for (;;) {
+    {
+      std::unique_lock lock(mutex_);
+      asleep_ = true;
+      const auto something = [this] { return closing_ || !jobs_.empty() || !arrivals_.empty(); };
+      if (next_overdue_ == base::Time::max())
+        wanted_.wait(lock, something);
+      else
+        wanted_.wait_until(lock, next_overdue_, something);
+      asleep_ = false;
+      jobs.swap(jobs_);
+      arrivals.swap(arrivals_);
+      if (closing_ && jobs.empty() && arrivals.empty()) break;
+    }
+    run_jobs(jobs);
+    jobs.clear();
+    take_arrivals(arrivals);
+    arrivals.clear();
+    end_overdue();
+  }
+  for (auto& [request, waiting] : std::exchange(waiting_, {}))
+    waiting.completion(failed(Code::timeout, "the client was closed; the condition did not hold in time"));
+  for (;;) {  // what completions have submitted
+    {
+      const std::lock_guard lock(mutex_);
+      jobs.swap(jobs_);
+    }
+    if (jobs.empty()) break;
+    for (Job& job : jobs) job.completion(failed(Code::unavailable, "the client was closed; nothing was changed"));
+    jobs.clear();
+  }
+}
+
+void InProcessClient::run_jobs(std::vector<Job>& jobs) {
+  if (jobs.empty()) return;
+  std::vector<Item> items(jobs.size());
+  for (std::size_t i = 0; i < jobs.size(); i++) {
+    Item& item = items[i];
+    item.operation = &jobs[i].operation;
+    prepare(item);
+    if (jobs[i].operation.kind != OpKind::callback || item.answered) continue;
+    item.request = ++requests_;
+    item.timeout_ms = static_cast<std::uint64_t>(jobs[i].timeout.count());
+    const base::Time deadline = now() + jobs[i].timeout + kCallbackGrace;
+    // Known before it is registered: the answer may come at once.
+    waiting_[item.request] = {std::move(jobs[i].completion), deadline,
+                              options_.instance_of[static_cast<std::uint32_t>(item.partition)]};
+    next_overdue_ = std::min(next_overdue_, deadline);
+  }
+  execute_all(items);
+  std::size_t ended = 0;
+  for (std::size_t i = 0; i < jobs.size(); i++) {
+    if (items[i].request != 0) {
+      if (!items[i].answered) continue;
+      jobs[i].completion = std::move(waiting_[items[i].request].completion);
+      waiting_.erase(items[i].request);
+    }
+    ended++;
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    if (in_flight_ >= options_.max_in_flight) room_.notify_all();
+    in_flight_ -= ended;
+  }
+  for (std::size_t i = 0; i < jobs.size(); i++)
+    if (jobs[i].completion) jobs[i].completion(std::move(items[i].outcome));
+}
+
+void InProcessClient::take_arrivals(std::vector<Arrival>& arrivals) {
+  const auto end = [this](std::map<std::uint64_t, Waiting>::iterator waiting, Outcome outcome) {
+    const Completion completion = std::move(waiting->second.completion);
+    waiting_.erase(waiting);
+    {
+      const std::lock_guard lock(mutex_);
+      if (in_flight_-- == options_.max_in_flight) room_.notify_all();
+    }
+    completion(std::move(outcome));
+  };
+  for (Arrival& arrival : arrivals) {
+    if (arrival.frame.empty()) {
+      for (auto one = waiting_.begin(); one != waiting_.end();) {
+        const auto current = one++;
+        if (current->second.instance == arrival.instance) end(current, failed(Code::unavailable, "the node has stopped"));
+      }
+      continue;
+    }
+    const auto frame = wire::next_frame(arrival.frame, wire::kMaxFrameSize);
+    if (!frame || !*frame) continue;
+    const auto waiting = waiting_.find((*frame)->request);
+    if (waiting == waiting_.end()) continue;  // given up meanwhile
+    auto outcome = wire::decode_outcome(**frame);
+    end(waiting, outcome ? *std::move(outcome) : failed(outcome.code(), outcome.error().message));
+  }
+}
+
+void InProcessClient::end_overdue() {
+  if (next_overdue_ == base::Time::max() || now() < next_overdue_) return;
+  const base::Time time = now();
+  std::vector<Waiting> overdue;
+  next_overdue_ = base::Time::max();
+  for (auto one = waiting_.begin(); one != waiting_.end();) {
+    if (one->second.deadline > time) {
+      next_overdue_ = std::min(next_overdue_, one->second.deadline);
+      ++one;
+      continue;
+    }
+    overdue.push_back(std::move(one->second));
+    one = waiting_.erase(one);
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    if (in_flight_ >= options_.max_in_flight) room_.notify_all();
+    in_flight_ -= overdue.size();
+  }
+  for (Waiting& one : overdue) one.completion(failed(Code::timeout, "the condition did not hold in time"));
+}
+
+}  // namespace zht::server

@@ -1,0 +1,103 @@
+// A client inside the node's own process: no socket, no second copy of the membership table, no hand-over.
+//
+// call() and call_all() execute on the caller's thread, with the core of the instance that owns the key in hand
+// (LocalQueue); threads that meet on one instance share a round. submit() hands to a thread of the client's own, which
+// takes all that came meanwhile and executes it with one round an instance; completions run there and nowhere else, as
+// everywhere (zht/client.h). A callback's answer comes from whichever thread changed the key and is handed to that thread
+// too.
+//
+// Requests go through the core as frames, the same bytes a socket would bring: one path to test, a quarter of a
+// microsecond each. The identity of a request is (this client and instance, sequence), numbered while the core is held;
+// nothing here is ever sent twice, so the floor is always just below.
+#pragma once
+
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "zht/client.h"
+#include "zht/server/instance_thread.h"
+
+namespace zht::server {
+
+class InProcessClient final : public Client {
+ public:
+  struct Options {
+    std::uint32_t partition_count = 0;
+    std::size_t max_value_size = kMaxValueSize;
+    std::vector<std::uint32_t> instance_of;  // partition -> index into `instances`
+    Millis timeout{10'000};                  // of a callback without one
+    std::size_t max_in_flight = 65'536;      // of submit()
+  };
+  // `number`: another for each client of a node. The instances live as long as `owner` is held, and may have stopped:
+  // every operation is then `unavailable`.
+  InProcessClient(Options options, std::vector<InstanceThread*> instances, std::shared_ptr<void> owner, std::uint64_t number);
+  ~InProcessClient() override;
+
+  void submit(Operation operation, Completion completion, Millis timeout) override;
+  std::uint32_t partition_count() const override { return options_.partition_count; }
+  Outcome call(Operation operation, Millis timeout) override;
+  std::vector<Outcome> call_all(std::vector<Operation> operations, Millis timeout) override;
+
+ private:
+  // This client at one instance. Touched by whoever holds the core.
+  struct Port {
+    InstanceThread* thread = nullptr;
+    std::uint64_t client = 0, sequence = 0;
+    std::string in, out;  // scratch
+  };
+  struct Item {
+    const Operation* operation = nullptr;
+    Outcome outcome;
+    PartitionId partition{0};
+    std::uint64_t request = 0;   // callback
+    std::uint64_t timeout_ms = 0;
+    bool answered = false;       // else a callback that waits
+  };
+  class Round;
+  struct Job {  // submitted
+    Operation operation;
+    Completion completion;
+    Millis timeout{};
+  };
+  struct Waiting {  // a callback registered with an instance
+    Completion completion;
+    base::Time deadline{};
+    std::size_t instance = 0;
+  };
+  struct Arrival {
+    std::size_t instance = 0;
+    std::string frame;  // empty: the instance has stopped
+  };
+
+  void prepare(Item& item) const;
+  void execute(std::size_t instance, std::vector<Item*>& items);
+  void execute_all(std::vector<Item>& items);
+  void work();
+  void run_jobs(std::vector<Job>& jobs);
+  void take_arrivals(std::vector<Arrival>& arrivals);
+  void end_overdue();
+
+  const Options options_;
+  const std::shared_ptr<void> owner_;
+  const std::uint64_t connection_;
+  std::vector<Port> ports_;
+
+  // The worker's own.
+  std::map<std::uint64_t, Waiting> waiting_;  // by request
+  std::uint64_t requests_ = 0;
+  base::Time next_overdue_ = base::Time::max();
+
+  mutable std::mutex mutex_;  // guards what follows; taken with a core in hand, never the other way round
+  std::condition_variable wanted_, room_;
+  std::vector<Job> jobs_;
+  std::vector<Arrival> arrivals_;
+  std::size_t in_flight_ = 0;
+  bool asleep_ = false, closing_ = false;
+  std::thread worker_;  // from the first submit()
+};
+
+}  // namespace zht::server
