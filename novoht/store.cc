@@ -106,7 +106,7 @@ std::uint64_t live_bytes(const Tables& tables) {
 class StoreImpl final : public Store {
  public:
   StoreImpl(base::FileSystem& files, std::string folder, Options options)
-      : files_(files), folder_(std::move(folder)), options_(options),
+      : files_(files), folder_(std::move(folder)), options_(options), arena_(files.threads()),
         log_(files, folder_, options.segment_size, [this] { return live_bytes(tables_); }),
         background_(files.threads()) {}
   ~StoreImpl() override {

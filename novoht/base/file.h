@@ -12,7 +12,7 @@
 
 namespace base {
 
-// One open file. One thread at a time, except sync(), which may run on another thread beside write_at().
+// One open file. One thread at a time, except sync() and read_at(), which may run on other threads beside write_at().
 // Every error names the file and the offset.
 class File {
  public:

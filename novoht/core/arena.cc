@@ -9,8 +9,9 @@
 namespace novoht::core {
 namespace {
 
-constexpr std::size_t kSmallChunk = std::size_t{256} << 10, kSmallChunks = 4;
-constexpr std::size_t kChunk = std::size_t{2} << 20;  // a huge page
+constexpr std::uint64_t kSparesFrom = 8 << 20;   // bytes of chunks from which on one is kept ready ...
+constexpr std::uint64_t kSpareEach = 48 << 20;  // ... and another for so many more
+constexpr std::size_t kSparesMost = 16;
 
 // Sizes over kExact: eight lists to each doubling. Returns the list's index above the exact ones and rounds `size` up.
 std::size_t list_of(std::size_t& size) {
@@ -27,36 +28,74 @@ Arena::~Arena() {
   unmap(block_chunks_);
   unmap(page_chunks_);
   unmap(old_);
+  stopped_ = true;
+  worker_.stop();
+  unmap(spares_);
 }
 
-void Arena::unmap(std::vector<Chunk>& chunks) {
-  for (const Chunk& chunk : chunks) ::munmap(chunk.begin, chunk.size);
-  chunks.clear();
+void Arena::unmap(const std::vector<Chunk>& chunks) {
+  for (const Chunk& chunk : chunks)
+    if (chunk.begin != nullptr) ::munmap(chunk.begin, chunk.size);
 }
 
-// The first chunks are small, as most stores are. The others are mapped a huge page longer than needed and cut to one's
-// boundaries.
-Arena::Rest Arena::make_chunk(std::vector<Chunk>& among) {
-  const auto map = [](std::size_t size) {
-    void* const mapped = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+// A huge page is mapped longer than needed and cut to a huge page's boundaries.
+Arena::Chunk Arena::map_chunk(std::size_t size, bool touch) {
+  const auto map = [](std::size_t bytes) {
+    void* const mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mapped == MAP_FAILED) throw std::bad_alloc();
     return static_cast<char*>(mapped);
   };
-  Chunk chunk{nullptr, kSmallChunk};
+  if (size != kChunk) return {map(size), size};
+  char* const wide = map(2 * kChunk);
+  const auto address = reinterpret_cast<std::uintptr_t>(wide);
+  const std::size_t before = (kChunk - address % kChunk) % kChunk, after = kChunk - before;
+  if (before > 0) ::munmap(wide, before);
+  if (after > 0) ::munmap(wide + before + kChunk, after);
+  char* const begin = wide + before;
+  (void)::madvise(begin, kChunk, MADV_HUGEPAGE);  // only faster
+  if (touch)
+    for (std::size_t at = 0; at < kChunk; at += 4096) begin[at] = 0;
+  return {begin, kChunk};
+}
+
+// The first chunks are small, as most stores are.
+Arena::Rest Arena::make_chunk(std::vector<Chunk>& among) {
+  Chunk chunk{nullptr, 0};
   if (among.size() < kSmallChunks) {
-    chunk.begin = map(kSmallChunk);
+    chunk = map_chunk(kSmallChunk, false);
   } else {
-    char* const wide = map(2 * kChunk);
-    const auto address = reinterpret_cast<std::uintptr_t>(wide);
-    const std::size_t before = (kChunk - address % kChunk) % kChunk, after = kChunk - before;
-    if (before > 0) ::munmap(wide, before);
-    if (after > 0) ::munmap(wide + before + kChunk, after);
-    chunk = {wide + before, kChunk};
-    (void)::madvise(chunk.begin, kChunk, MADV_HUGEPAGE);  // only faster
+    {
+      std::scoped_lock lock(mutex_);
+      if (!spares_.empty()) {
+        chunk = spares_.back();
+        spares_.pop_back();
+        ordered_--;
+      }
+    }
+    if (chunk.begin == nullptr) chunk = map_chunk(kChunk, false);
   }
   among.push_back(chunk);
   reserved_ += chunk.size;
+  order_spares();
   return {chunk.begin, chunk.begin + chunk.size};
+}
+
+void Arena::order_spares() {
+  if (!worker_.threaded() || reserved_ < kSparesFrom) return;
+  for (const std::size_t wanted = std::min<std::size_t>(1 + reserved_ / kSpareEach, kSparesMost); ordered_ < wanted; ordered_++) {
+    worker_.run([this] {
+      Chunk chunk{nullptr, 0};
+      if (!stopped_) {
+        try {
+          chunk = map_chunk(kChunk, true);
+        } catch (const std::bad_alloc&) {
+          // A spare that is none: who takes it tries again, and learns of it.
+        }
+      }
+      std::scoped_lock lock(mutex_);
+      spares_.push_back(chunk);
+    });
+  }
 }
 
 char* Arena::carve(std::size_t size) {
@@ -133,24 +172,33 @@ void Arena::release_slowly(char* block, std::size_t size) {
   free_[list] = free_block;
 }
 
+// The small chunks stay: there is little in them.
 void Arena::begin_evacuation() {
-  old_.swap(block_chunks_);
-  std::sort(old_.begin(), old_.end(), [](const Chunk& a, const Chunk& b) { return a.begin < b.begin; });
+  const auto first = block_chunks_.begin() + static_cast<std::ptrdiff_t>(std::min(block_chunks_.size(), kSmallChunks));
+  old_.assign(first, block_chunks_.end());
+  block_chunks_.erase(first, block_chunks_.end());
+  old_numbers_.assign(std::bit_ceil(2 * old_.size() + 2), 0);
+  old_mask_ = old_numbers_.size() - 1;
+  for (const Chunk& chunk : old_) {
+    const std::uintptr_t number = reinterpret_cast<std::uintptr_t>(chunk.begin) / kChunk;
+    std::size_t at = number & old_mask_;
+    while (old_numbers_[at] != 0) at = (at + 1) & old_mask_;
+    old_numbers_[at] = number;
+  }
   free_.fill(nullptr);
   blocks_ = {};
 }
 
-bool Arena::is_old(const char* block) const {
-  auto after = std::upper_bound(old_.begin(), old_.end(), block, [](const char* at, const Chunk& chunk) { return at < chunk.begin; });
-  return after != old_.begin() && block < (after - 1)->begin + (after - 1)->size;
-}
-
+// To give a huge page back takes time too.
 void Arena::end_evacuation() {
   for (const Chunk& chunk : old_) {
     reserved_ -= chunk.size;
     blocks_reserved_ -= chunk.size;
+    worker_.run([chunk] { unmap({chunk}); });
   }
-  unmap(old_);
+  old_.clear();
+  old_numbers_.assign(2, 0);
+  old_mask_ = 1;
 }
 
 }  // namespace novoht::core

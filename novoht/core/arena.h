@@ -6,19 +6,26 @@
 // Recycling by size alone would waste without bound when sizes change. So when more than the blocks in use, and kWasteMin,
 // lies idle, the arena can be evacuated: all its chunks become old, whoever holds blocks in them moves each to a new
 // one a few at a time, and then the old chunks go back to the system.
+//
+// The system's memory costs when it is first touched (a huge page takes 100 us to clear, several ms in a virtual machine
+// whose host has yet to find it), so once a store has grown some chunks, a thread keeps the next ones ready.
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <vector>
+
+#include "novoht/core/background.h"
 
 namespace novoht::core {
 
-// One thread.
+// One thread, and one of its own when `threaded`.
 class Arena {
  public:
-  Arena() = default;
+  explicit Arena(bool threaded) : worker_(threaded) {}
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
@@ -53,12 +60,18 @@ class Arena {
   void release_page(char* page);
 
   std::uint64_t used() const { return blocks_used_ + other_used_; }  // in blocks and pages handed out
-  std::uint64_t reserved() const { return reserved_; }               // taken from the system
+  std::uint64_t reserved() const { return reserved_ + ordered_ * kChunk; }  // taken from the system
 
   bool wants_evacuation() const { return old_.empty() && blocks_reserved_ > 2 * blocks_used_ + kWasteMin; }
   void begin_evacuation();
   bool evacuating() const { return !old_.empty(); }
-  bool is_old(const char* block) const;  // lies in a chunk that is to go
+  bool is_old(const char* block) const {  // lies in a chunk that is to go
+    const std::uintptr_t number = reinterpret_cast<std::uintptr_t>(block) / kChunk;
+    for (std::size_t at = number & old_mask_;; at = (at + 1) & old_mask_) {
+      if (old_numbers_[at] == number) return true;
+      if (old_numbers_[at] == 0) return false;
+    }
+  }
   void end_evacuation();                 // no block in old chunks is in use
 
   static constexpr std::size_t kPage = 176 * 64;     // 186 of them fill a chunk of 2 MiB but for a thousandth
@@ -70,6 +83,8 @@ class Arena {
   struct FreeBlock {
     FreeBlock* next;
   };
+  static constexpr std::size_t kSmallChunk = std::size_t{256} << 10, kSmallChunks = 4;
+  static constexpr std::size_t kChunk = std::size_t{2} << 20;  // a huge page
   static constexpr std::size_t kExactLists = kExact / 8 + 1;
   static constexpr std::size_t kLists = kExactLists + 5 * 8;
 
@@ -91,12 +106,23 @@ class Arena {
   std::array<FreeBlock*, kLists> free_{};
   FreeBlock* free_pages_ = nullptr;
   Rest blocks_, pages_;
-  static void unmap(std::vector<Chunk>& chunks);
+  static Chunk map_chunk(std::size_t size, bool touch);
+  static void unmap(const std::vector<Chunk>& chunks);
+  void order_spares();
+
   std::vector<Chunk> block_chunks_, page_chunks_;
-  std::vector<Chunk> old_;  // sorted
+  std::vector<Chunk> old_;                         // huge pages only
+  std::vector<std::uintptr_t> old_numbers_{0, 0};  // their addresses by kChunk, as a hash table; 0 is a free place
+  std::size_t old_mask_ = 1;
   std::uint64_t blocks_used_ = 0, blocks_reserved_ = 0;
   std::uint64_t other_used_ = 0;  // pages and large blocks
-  std::uint64_t reserved_ = 0;    // all
+  std::uint64_t reserved_ = 0;    // all but spares
+
+  std::size_t ordered_ = 0;  // spares, ready or about to be
+  std::mutex mutex_;         // of spares_
+  std::vector<Chunk> spares_;
+  std::atomic<bool> stopped_ = false;
+  Worker worker_;
 };
 
 }  // namespace novoht::core

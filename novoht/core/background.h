@@ -1,8 +1,12 @@
-// One piece of work at a time for another thread: syncs, above all, which would stop the owner for milliseconds.
+// Work for another thread: syncs, above all, and memory and files made ready, which would stop the owner for
+// milliseconds. Threads are started when first needed and kept, for to start one costs the owner as much as it saves.
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
+#include <deque>
 #include <functional>
+#include <mutex>
 #include <optional>
 #include <system_error>
 #include <thread>
@@ -11,10 +15,70 @@
 
 namespace novoht::core {
 
-// Owned by one thread, which alone calls it. Not threaded: the work is done in start(), in the order of the calls.
+// Does what it is handed, in order. Not threaded: at once, on the caller's thread. One owner.
+class Worker {
+ public:
+  explicit Worker(bool threaded) : threaded_(threaded) {}
+  ~Worker() { stop(); }
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  // Everything that was handed over is done when this returns, and no more is taken.
+  void stop() {
+    if (!thread_.joinable()) return;
+    {
+      std::scoped_lock lock(mutex_);
+      stopping_ = true;
+    }
+    wake_.notify_one();
+    thread_.join();
+  }
+
+  bool threaded() const { return threaded_; }
+
+  void run(std::function<void()> job) {
+    if (threaded_ && !thread_.joinable()) {
+      try {
+        thread_ = std::thread([this] { work(); });
+      } catch (const std::system_error&) {
+        threaded_ = false;  // no thread to be had: slower, not worse
+      }
+    }
+    if (!threaded_) return job();
+    {
+      std::scoped_lock lock(mutex_);
+      jobs_.push_back(std::move(job));
+    }
+    wake_.notify_one();
+  }
+
+ private:
+  void work() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      wake_.wait(lock, [this] { return stopping_ || !jobs_.empty(); });
+      if (jobs_.empty()) return;
+      const std::function<void()> job = std::move(jobs_.front());
+      jobs_.pop_front();
+      lock.unlock();
+      job();
+      lock.lock();
+    }
+  }
+
+  bool threaded_;
+  std::mutex mutex_;  // of the two below
+  std::deque<std::function<void()>> jobs_;
+  bool stopping_ = false;
+  std::condition_variable wake_;
+  std::thread thread_;
+};
+
+// One piece of work at a time, whose outcome is wanted. Owned by one thread, which alone calls it. Not threaded: the work is
+// done in start(), in the order of the calls.
 class Background {
  public:
-  explicit Background(bool threaded) : threaded_(threaded) {}
+  explicit Background(bool threaded) : worker_(threaded) {}
   ~Background() { (void)wait(); }
   Background(const Background&) = delete;
   Background& operator=(const Background&) = delete;
@@ -25,21 +89,14 @@ class Background {
   void start(std::function<base::Result<void>()> work) {
     running_ = true;
     done_ = false;
-    if (!threaded_) {
-      outcome_ = work();
-      done_ = true;
-      return;
-    }
-    try {
-      thread_ = std::thread([this, job = work] {
-        outcome_ = job();
-        done_.store(true, std::memory_order_release);
-      });
-    } catch (const std::system_error&) {  // no thread to be had: slower, not worse
-      outcome_ = work();
-      done_ = true;
-    }
+    worker_.run([this, job = std::move(work)] {
+      outcome_ = job();
+      done_.store(true, std::memory_order_release);
+      done_.notify_one();
+    });
   }
+  // Something more when that is done, of which nothing is told.
+  void then(std::function<void()> work) { worker_.run(std::move(work)); }
   // The outcome, once it is there: then running() is false.
   std::optional<base::Result<void>> poll() {
     if (!running_ || !done_.load(std::memory_order_acquire)) return {};
@@ -48,17 +105,16 @@ class Background {
   // The same, waiting for it. Nothing when not running().
   std::optional<base::Result<void>> wait() {
     if (!running_) return {};
-    if (thread_.joinable()) thread_.join();
+    done_.wait(false, std::memory_order_acquire);
     running_ = false;
     return std::move(outcome_);
   }
 
  private:
-  const bool threaded_;
   bool running_ = false;
-  std::thread thread_;
   base::Result<void> outcome_;
   std::atomic<bool> done_ = false;
+  Worker worker_;  // last: it ends before what it writes to
 };
 
 }  // namespace novoht::core

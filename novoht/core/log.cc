@@ -10,6 +10,7 @@ constexpr std::uint64_t kGrowTo = std::uint64_t{8} << 20;  // segments double up
 // A sync costs a third more where blocks are written for the first time, and a zero costs about as much as any byte: with
 // more than a sync for so many bytes of log, segments are zeroed beforehand.
 constexpr std::uint64_t kZeroBelow = std::uint64_t{64} << 10;
+constexpr std::size_t kWarmPiece = std::size_t{128} << 10;
 }  // namespace
 
 class Log::Job final : public SyncJob {
@@ -108,6 +109,7 @@ Result<void> Log::prepare() {
   if (spare_ || segments_.empty() || offset_ <= segments_.back().size / 2) return {};
   const std::uint64_t number = next_number_++, size = next_size(0);
   const bool write_zeros = (syncs_ - syncs_before_) * kZeroBelow > offset_;
+  warming_ = false;
   preparing_.start([this, number, size, write_zeros]() -> Result<void> {
     TRY_LET(made, make_segment(number, size, write_zeros));
     prepared_ = std::move(made);
@@ -121,6 +123,15 @@ Result<void> Log::take_prepared(Result<void> outcome) {
   if (!outcome) return outcome;
   spare_ = std::move(prepared_);
   names_++;
+  // What was read once is in the system's cache: a write there need not find memory, nor map the file's blocks.
+  if (files_.threads()) {
+    warming_ = true;
+    preparing_.then([this, file = spare_->file, size = spare_->size] {
+      std::string piece(kWarmPiece, '\0');
+      for (std::uint64_t at = 0; at < size && warming_; at += piece.size())
+        if (!file->read_at(at, piece.data(), piece.size())) return;
+    });
+  }
   return {};
 }
 

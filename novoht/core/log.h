@@ -4,6 +4,7 @@
 // Room for a record is a promise: room() has the segment's blocks on disk before the caller changes anything in memory.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -141,6 +142,7 @@ class Log {
   std::uint64_t flushes_ = 0, syncs_ = 0;
 
   Segment prepared_;  // the background's
+  std::atomic<bool> warming_ = false;
   Background preparing_;
 };
 
