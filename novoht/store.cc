@@ -110,6 +110,7 @@ class StoreImpl final : public Store {
         log_(files, folder_, options.segment_size, [this] { return live_bytes(tables_); }),
         background_(files.threads()) {}
   ~StoreImpl() override {
+    settle();
     (void)wait_for_background().has_value();
     checkpoint_.reset();
     if (!options_.read_only) log_.close();
@@ -215,12 +216,13 @@ class StoreImpl final : public Store {
     Position durable_at;
   };
 
-  // A change that is in the log and in its table's version, but not yet among its keys.
+  // A change that is in the log and in its table's version, but not yet among its keys; nor is its record sealed.
   struct Deferred {
     TableState* state;
-    const char* change;
+    char* record;
     std::uint64_t hash;
     Version version;
+    std::uint32_t size, head;  // of the record; of what comes before the change
   };
   void defer(const Deferred& one);
   void settle_one() const;
@@ -237,6 +239,9 @@ class StoreImpl final : public Store {
   Result<void> load_checkpoint(const std::string& name, TableId table, Position& durable);
   Result<void> replay(const core::Record& record, const core::RecordPlace& place);
   Result<void> replay_changes(TableState& state, const core::Record& record, const core::RecordPlace& place);
+  bool may_be_deferred(const TableState& state, const Change& change, std::uint64_t epoch) const;
+  Version apply_deferred(TableId table, TableState& state, const Change& change, Bytes note, std::uint64_t epoch, std::size_t size);
+  Result<Version> apply_any(TableId table, std::span<const Change> changes, Bytes note, std::uint64_t epoch);
   Result<void> write_record(TableId table, TableState& state, std::span<const Change> changes, Bytes note, std::uint64_t epoch);
   Position needed_from() const;
   bool log_is_long();
@@ -265,6 +270,7 @@ class StoreImpl final : public Store {
 
   std::unique_ptr<core::CheckpointWriter> checkpoint_;  // being written
   TableId checkpoint_table_{};
+  bool taken_whole_ = false;  // all of the table is in it
   core::CheckpointEnd checkpoint_end_;
   // Tables from whom the arena's old chunks have still to be cleared; the last one from `evacuation_cursor_` on.
   std::vector<TableId> evacuating_;
@@ -290,17 +296,62 @@ class StoreImpl final : public Store {
   std::uint64_t recovered_records_ = 0, recovered_bytes_ = 0, torn_bytes_ = 0;
   std::string last_failure_;
 
-  // Syncs the log, and then, when a checkpoint is being finished, that.
+  // What the background does: write a slice of the checkpoint, or sync the log, or sync the log and then end the checkpoint.
+  enum class Work { slice, sync, checkpoint_end };
+  Work background_is_ = Work::sync;
   std::unique_ptr<SyncJob> log_job_;
   core::Log::Syncing log_syncing_;
   Result<void> log_outcome_;
-  bool finishing_checkpoint_ = false;
   core::Background background_;  // last: what it works on outlives it
 };
 
 // --- changes ---
 
 Result<Version> StoreImpl::apply(TableId table, std::span<const Change> changes, Bytes note, std::uint64_t epoch) {
+  if (changes.size() == 1) [[likely]] {
+    TableState* const state = tables_.find(table);
+    if (state != nullptr && may_be_deferred(*state, changes[0], epoch)) [[likely]] {
+      const std::size_t size = core::record_size(changes, note, epoch);
+      if (size <= kMaxRecordSize && log_.has_room(size)) [[likely]]
+        return apply_deferred(table, *state, changes[0], note, epoch, size);
+    }
+  }
+  return apply_any(table, changes, note, epoch);
+}
+
+// A change alone, for which nothing has to be asked first. One that expires must not wait: whether a table has such keys is
+// asked before it would be settled.
+bool StoreImpl::may_be_deferred(const TableState& state, const Change& change, std::uint64_t epoch) const {
+  return !options_.read_only && change.expires == base::kNever && !state.table.has_expiries() && epoch >= state.epoch &&
+         change.key.size() - 1 < options_.max_key_size && change.value.size() <= options_.max_value_size;
+}
+
+// The index's memory is fetched while the record is written; the change itself is made later.
+Version StoreImpl::apply_deferred(TableId table, TableState& state, const Change& change, Bytes note, std::uint64_t epoch,
+                                  std::size_t size) {
+  const std::uint64_t hash = core::Table::hash(change.key);
+  state.table.prefetch_bucket(hash);
+  char* const to = log_.next();
+  const Position position = log_.position();
+  const Version version = ++state.version;
+  core::RecordFields fields;
+  fields.table = table;
+  fields.version = version;
+  fields.epoch = epoch;
+  fields.note = note;
+  fields.changes = std::span(&change, 1);
+  core::write_record(to, size, fields, position, log_.durable());
+  log_.commit(size);
+  records_++;
+  state.epoch = epoch;
+  if (!state.unsaved_from) state.unsaved_from = position;
+  if (!state.changed_since) state.changed_since = position;
+  defer({&state, to, hash, version, static_cast<std::uint32_t>(size),
+         static_cast<std::uint32_t>(core::record_head_size(note, epoch))});
+  return version;
+}
+
+Result<Version> StoreImpl::apply_any(TableId table, std::span<const Change> changes, Bytes note, std::uint64_t epoch) {
   if (options_.read_only) return base::fail(Code::invalid, folder_, ": the store was opened for reading only");
   for (const Change& change : changes) {
     if (change.key.empty() || change.key.size() > options_.max_key_size) [[unlikely]]
@@ -358,12 +409,7 @@ Result<void> StoreImpl::write_record(TableId id, TableState& state, std::span<co
   fields.note = note;
   fields.changes = changes;
   core::write_record(to, size, fields, position, log_.durable());
-  const std::size_t before = core::kRecordHeaderSize + (epoch != 0 ? 8 : 0) + (note.empty() ? 0 : 4 + note.size());
-  // One that expires must not wait: whether a table has such keys is asked before it would be settled.
-  const bool alone = changes.size() == 1 && changes[0].expires == base::kNever;
-  if (alone) {
-    defer({&state, to + before, hashes[0], version});
-  } else if (!changes.empty()) {
+  if (!changes.empty()) {
     settle();
     for (std::size_t i = 0; i < ahead; i++) state.table.prefetch_entry(hashes[i]);
   }
@@ -375,10 +421,9 @@ Result<void> StoreImpl::write_record(TableId id, TableState& state, std::span<co
   state.epoch = epoch;
   if (!state.unsaved_from) state.unsaved_from = position;
   if (!state.changed_since) state.changed_since = position;
-  if (alone) return {};
 
   // From the record's copy: the caller's views may lie in the very value that changes.
-  const char* at = to + before;
+  const char* at = to + core::record_head_size(note, epoch);
   for (std::size_t i = 0; i < changes.size(); i++)
     at += take_change(state.table, at, i < kAhead ? hashes[i] : core::Table::hash(changes[i].key), version);
   return {};
@@ -396,7 +441,8 @@ std::size_t StoreImpl::take_change(core::Table& table, const char* from, std::ui
 }
 
 // A change alone waits, in the record that was just written of it, while others follow: first for its bucket, then for its
-// entry. So the memory of several changes is on its way at once, though each came in a call of its own.
+// entry. So the memory of several changes is on its way at once, though each came in a call of its own. Its checksum waits
+// too: to read again what was written just now, in pieces of other sizes, costs the processor more than the sum itself.
 void StoreImpl::defer(const Deferred& one) {
   if (deferred_end_ - deferred_begin_ == kAhead) settle_one();
   deferred_[deferred_end_++ % kAhead] = one;
@@ -408,7 +454,8 @@ void StoreImpl::defer(const Deferred& one) {
 
 void StoreImpl::settle_one() const {
   const Deferred& one = deferred_[deferred_begin_++ % kAhead];
-  take_change(one.state->table, one.change, one.hash, one.version);
+  core::seal_record(one.record, one.size, log_.salt(), log_.offset_of(one.record));
+  take_change(one.state->table, one.record + one.head, one.hash, one.version);
 }
 
 void StoreImpl::settle_all() const {
@@ -423,7 +470,7 @@ Result<void> StoreImpl::drop(TableId table) {
   settle();
   TableState* const state = tables_.find(table);
   if (state == nullptr) return {};
-  if (checkpoint_ != nullptr && checkpoint_table_ == table) TRY(wait_for_background());
+  if (checkpoint_ != nullptr && checkpoint_table_ == table) (void)wait_for_background().has_value();
   const std::size_t size = core::record_size({}, {}, 0);
   TRY_LET(to, log_.room(size));
   core::RecordFields fields;
@@ -519,31 +566,32 @@ Result<void> StoreImpl::begin_checkpoint(TableId table) {
   TRY_LET(writer, core::CheckpointWriter::begin(files_, path_of(core::checkpoint_name(table)), header, attachment));
   checkpoint_ = std::move(writer);
   checkpoint_table_ = table;
+  taken_whole_ = false;
   state.changed_since.reset();
   return {};
 }
 
-// Writes some more of the checkpoint; when that was all, its end is left to the background.
+// Has some more of the checkpoint written, in the background; when that was all, its end too.
 Result<void> StoreImpl::continue_checkpoint(std::size_t bytes) {
   TableState& state = *tables_.find(checkpoint_table_);
-  auto walked = checkpoint_->write_some(state.table, bytes);
-  if (walked && !*walked) return {};
-  if (walked) {
+  if (taken_whole_) {
     checkpoint_end_ = {.entries = checkpoint_->entries(), .version = state.version, .position = log_.position()};
     auto started = start_sync(true);
-    if (started) return {};
-    checkpoint_.reset();
+    if (!started) checkpoint_.reset();
     return started;
   }
-  checkpoint_.reset();
-  return std::move(walked).error();
+  taken_whole_ = checkpoint_->take_some(state.table, bytes);
+  background_is_ = Work::slice;
+  background_.start([this] { return checkpoint_->write_taken(); });
+  if (auto outcome = background_.poll()) TRY(take_background(*std::move(outcome)));
+  return {};
 }
 
 // A checkpoint's entries may be as new as the log's last record, so the log is synced before the checkpoint has its name.
 Result<void> StoreImpl::start_sync(bool with_checkpoint) {
   TRY_LET(job, log_.begin_sync(log_syncing_));
   log_job_ = std::move(job);
-  finishing_checkpoint_ = with_checkpoint;
+  background_is_ = with_checkpoint ? Work::checkpoint_end : Work::sync;
   background_.start([this, with_checkpoint]() -> Result<void> {
     log_outcome_ = log_job_->run();
     if (!log_outcome_) return log_outcome_;
@@ -555,10 +603,13 @@ Result<void> StoreImpl::start_sync(bool with_checkpoint) {
 }
 
 Result<void> StoreImpl::take_background(Result<void> outcome) {
+  if (background_is_ == Work::slice) {
+    if (!outcome) checkpoint_.reset();
+    return outcome;
+  }
   log_.end_sync(log_syncing_, log_outcome_);
   log_job_.reset();
-  if (!finishing_checkpoint_) return outcome;
-  finishing_checkpoint_ = false;
+  if (background_is_ == Work::sync) return outcome;
   if (outcome) {
     TableState& state = *tables_.find(checkpoint_table_);
     state.checkpoint_bytes = checkpoint_->size();
@@ -627,8 +678,9 @@ Result<bool> StoreImpl::compact_some() {
   if (background_.running()) {
     auto outcome = background_.poll();
     if (!outcome) return false;
+    const bool slice = background_is_ == Work::slice;
     TRY(take_background(*std::move(outcome)));
-    return true;
+    if (!slice) return true;
   }
   if (checkpoint_ != nullptr) {
     TRY(continue_checkpoint(options_.maintain_slice));

@@ -58,10 +58,11 @@ class Worker {
     for (;;) {
       wake_.wait(lock, [this] { return stopping_ || !jobs_.empty(); });
       if (jobs_.empty()) return;
-      const std::function<void()> job = std::move(jobs_.front());
+      std::function<void()> job = std::move(jobs_.front());
       jobs_.pop_front();
       lock.unlock();
       job();
+      job = nullptr;  // what it holds goes here too
       lock.lock();
     }
   }

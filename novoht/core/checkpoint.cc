@@ -51,8 +51,7 @@ Result<void> CheckpointWriter::write(BlockKind kind, Bytes payload) {
   return {};
 }
 
-Result<bool> CheckpointWriter::write_some(const Table& table, std::size_t bytes) {
-  if (walked_) return true;
+bool CheckpointWriter::take_some(const Table& table, std::size_t bytes) {
   block_.clear();
   while (!walked_ && block_.size() < bytes) {
     cursor_ = table.walk(cursor_, std::clamp<std::size_t>(bytes / 64, 1, 32), [&](const Entry& entry) {
@@ -61,8 +60,12 @@ Result<bool> CheckpointWriter::write_some(const Table& table, std::size_t bytes)
     });
     walked_ = cursor_ == 0;
   }
-  if (!block_.empty()) TRY(write(BlockKind::entries, block_));
   return walked_;
+}
+
+Result<void> CheckpointWriter::write_taken() {
+  if (block_.empty()) return {};
+  return write(BlockKind::entries, block_);
 }
 
 Result<void> CheckpointWriter::finish(const CheckpointEnd& end, const std::string& folder) {

@@ -19,8 +19,10 @@ class CheckpointWriter {
                                                          const CheckpointHeader& header, Bytes attachment);
   ~CheckpointWriter();  // an unfinished one leaves nothing
 
-  // Writes some more of `table`, about `bytes`. Returns whether all entries have been written.
-  Result<bool> write_some(const Table& table, std::size_t bytes);
+  // Takes some more of `table`, about `bytes`; write_taken(), on any one thread, before the next. Returns whether that was
+  // all of it.
+  bool take_some(const Table& table, std::size_t bytes);
+  Result<void> write_taken();
   // Ends the file, syncs it, gives it its name and syncs the folder. On any one thread.
   Result<void> finish(const CheckpointEnd& end, const std::string& folder);
 

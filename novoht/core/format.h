@@ -79,11 +79,18 @@ struct Record {
   std::size_t size = 0;  // in the segment, padding and all
 };
 
+inline constexpr std::uint8_t kHasExpiry = 0x80;          // in a change's kind byte
+inline constexpr std::uint8_t kHasEpoch = 1, kHasNote = 2;  // in a record's flags
+
 inline constexpr std::size_t padded(std::size_t size) { return (size + 7) & ~std::size_t{7}; }
 
+// Size of what comes before the changes.
+inline constexpr std::size_t record_head_size(Bytes note, std::uint64_t epoch) {
+  return kRecordHeaderSize + (epoch != 0 ? 8 : 0) + (note.empty() ? 0 : 4 + note.size());
+}
 // Size of the record in the segment.
 inline std::size_t record_size(std::span<const Change> changes, Bytes note, std::uint64_t epoch) {
-  std::size_t size = kRecordHeaderSize + (epoch != 0 ? 8 : 0) + (note.empty() ? 0 : 4 + note.size());
+  std::size_t size = record_head_size(note, epoch);
   for (const Change& change : changes)
     size += kChangeHeaderSize + (change.expires != base::kNever ? 8 : 0) + change.key.size() + change.value.size();
   return padded(size);
@@ -99,7 +106,42 @@ struct RecordFields {
 // Writes the record, record_size() bytes, to `to`: at `position` of the log, when the log is known to be synced up to
 // `durable`. It is good once it is sealed: for `offset` of the segment with `salt`. (Two steps, so that a caller can have
 // memory on its way in between.)
-void write_record(char* to, std::size_t size, const RecordFields& fields, Position position, Position durable);
+inline void write_record(char* to, std::size_t size, const RecordFields& fields, Position position, Position durable) {
+  base::store(to + size - 8, std::uint64_t{0});  // the padding
+  const std::uint64_t behind = (position - durable) / 8;
+  base::store(to + 12, static_cast<std::uint32_t>(fields.table));
+  base::store(to + 16, fields.version);
+  base::store(to + 24, static_cast<std::uint32_t>(behind < UINT32_MAX ? behind : UINT32_MAX));
+  to[28] = static_cast<char>(fields.type);
+  to[29] = static_cast<char>((fields.epoch != 0 ? kHasEpoch : 0) | (fields.note.empty() ? 0 : kHasNote));
+  base::store(to + 30, static_cast<std::uint16_t>(fields.changes.size()));
+  char* at = to + kRecordHeaderSize;
+  if (fields.epoch != 0) {
+    base::store(at, fields.epoch);
+    at += 8;
+  }
+  if (!fields.note.empty()) {
+    base::store(at, static_cast<std::uint32_t>(fields.note.size()));
+    std::memcpy(at + 4, fields.note.data(), fields.note.size());
+    at += 4 + fields.note.size();
+  }
+  for (const Change& change : fields.changes) {
+    const bool expires = change.expires != base::kNever;
+    at[0] = static_cast<char>(static_cast<std::uint8_t>(change.kind) | (expires ? kHasExpiry : 0));
+    base::store(at + 1, static_cast<std::uint16_t>(change.key.size()));
+    base::store(at + 3, static_cast<std::uint32_t>(change.value.size()));
+    at += kChangeHeaderSize;
+    if (expires) {
+      base::store(at, base::to_millis(change.expires));
+      at += 8;
+    }
+    std::memcpy(at, change.key.data(), change.key.size());
+    at += change.key.size();
+    if (!change.value.empty()) std::memcpy(at, change.value.data(), change.value.size());
+    at += change.value.size();
+  }
+  base::store(to + 8, static_cast<std::uint32_t>(at - to));
+}
 void seal_record(char* to, std::size_t size, std::uint64_t salt, std::uint64_t offset);
 inline void encode_record(char* to, std::size_t size, const RecordFields& fields, std::uint64_t salt, std::uint64_t offset,
                           Position position, Position durable) {

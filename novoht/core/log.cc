@@ -235,6 +235,8 @@ Result<bool> Log::trim(Position needed) {
 Result<bool> Log::drop_trimmed() {
   if (!can_drop() || durable_ < trim_durable_at_) return false;
   TRY(files_.remove(path_of(segments_.front().number)));
+  // The file is gone when it is closed, and that takes a large one some milliseconds.
+  preparing_.then([file = std::move(segments_.front().file)]() mutable { file.reset(); });
   segments_.pop_front();
   return can_drop();
 }

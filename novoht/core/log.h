@@ -52,9 +52,10 @@ class Log {
   // Errors: no_space, io (nothing changed; after a failed write or sync the log is failed for good).
   Result<char*> room(std::size_t size) {
     if (has_room(size)) [[likely]]
-      return pending_.get() + pending_size_;
+      return next();
     return room_slowly(size);
   }
+  char* next() { return pending_.get() + pending_size_; }  // after has_room()
   void commit(std::size_t size) {
     pending_size_ += size;
     offset_ += size;
@@ -63,6 +64,8 @@ class Log {
   }
   std::uint64_t salt() const { return salt_; }
   std::uint64_t offset() const { return offset_; }
+  // Of a record that has not been written yet.
+  std::uint64_t offset_of(const char* record) const { return pending_offset_ + static_cast<std::uint64_t>(record - pending_.get()); }
   Position position() const { return position_; }
   Position durable() const { return durable_; }
   Position begin() const { return segments_.empty() ? position_ : segments_.front().begin; }

@@ -382,7 +382,25 @@ void Table::put_slot(Leaf& leaf, std::size_t home, std::uint8_t tag, std::uint64
   }
 }
 
+// What nearly every insertion does.
+inline bool Table::place_at_home(std::uint64_t hash, Entry* entry) {
+  if (leaves_.empty()) return false;
+  const std::size_t index = leaf_index(hash);
+  Leaf& leaf = *leaves_[index];
+  if (leaf.entry_count >= most_entries(bucket_count_)) return false;
+  Bucket& bucket = roots_[index][home_of(hash, bucket_count_)];
+  const std::uint32_t free = match(bucket.tags, 0);
+  if (free == 0) return false;
+  const auto slot = static_cast<std::size_t>(__builtin_ctz(free));
+  bucket.tags[slot] = tag_of(hash);
+  bucket.slots[slot] = reinterpret_cast<std::uint64_t>(entry) | hash >> 48 << 48;
+  leaf.entry_count++;
+  return true;
+}
+
 void Table::place(std::uint64_t hash, Entry* entry) {
+  if (place_at_home(hash, entry)) [[likely]]
+    return;
   if (leaves_.empty()) {
     leaves_.push_back(make_leaf(1, 0));
     roots_.push_back(leaves_[0]->buckets);
@@ -486,6 +504,7 @@ std::uint64_t Table::collect(std::uint64_t cursor, std::size_t limit, std::vecto
           std::uint64_t of_key = 0;
           __builtin_prefetch(entry);
           __builtin_prefetch(reinterpret_cast<const char*>(entry) + 64);
+          __builtin_prefetch(reinterpret_cast<const char*>(entry) + 128);
           if (displaced || !whole) {
             of_key = hash(entry->key());
             if (home_of(of_key, bucket_count_) != home || (of_key & 0xffffffff) < low) continue;
@@ -524,6 +543,11 @@ std::uint64_t Table::evacuate(std::uint64_t cursor, std::size_t limit) {
   for (std::uint64_t prefix = cursor; prefix >> 32 == 0;) {
     const Leaf& leaf = *leaves_[depth_ == 0 ? 0 : prefix >> (32 - depth_)];
     for (std::size_t b = 0; b < leaf.bucket_count; b++) {
+      if (b + 2 < leaf.bucket_count) {
+        const Bucket& later = leaf.buckets[b + 2];
+        for (std::size_t s = 0; s < kSlots; s++)
+          if (later.tags[s] != 0) __builtin_prefetch(entry_of(later.slots[s]));
+      }
       for (std::size_t s = 0; s < kSlots; s++) {
         if (leaf.buckets[b].tags[s] == 0) continue;
         Entry* const old = entry_of(leaf.buckets[b].slots[s]);

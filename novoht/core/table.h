@@ -162,6 +162,7 @@ class Table {
   Entry* make_value(Bytes key, Bytes value, std::uint64_t expires_ms, Version version);
   void destroy(Entry* entry);
   void place(std::uint64_t hash, Entry* entry);  // of a key not there; grows as needed
+  bool place_at_home(std::uint64_t hash, Entry* entry);
   static void put_slot(Leaf& leaf, std::size_t home, std::uint8_t tag, std::uint64_t slot);
   static void replace(Place where, Entry* entry);
   void grow();
