@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -239,6 +240,54 @@ class Sandbox:
                     pass
             time.sleep(0.05)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def free_port():
+    """A TCP port of 127.0.0.1 that nobody has at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def python_package(box, requirement):
+    """Installs a package from the Python package index into the sandbox; returns the folder for PYTHONPATH."""
+    folder = box.path("python-packages")
+    for command in ([sys.executable, "-m", "pip"], ["pip3"]):
+        if command[0] == "pip3" and shutil.which("pip3") is None:
+            continue
+        try:
+            done = subprocess.run(command + ["install", "--quiet", "--no-input", "--disable-pip-version-check", "--retries", "1",
+                                             "--timeout", "15", "--target", folder, requirement],
+                                  stdin=subprocess.DEVNULL, capture_output=True, timeout=120, check=False)
+        except subprocess.TimeoutExpired:
+            continue
+        if done.returncode == 0:
+            return folder
+    raise unittest.SkipTest(f"{requirement} cannot be installed: no pip, or no package index")
+
+
+def go_program(box, name):
+    """Builds tests/e2e/<name>/ with Go, its modules from the module proxy; returns the program's path."""
+    go = shutil.which("go") or "/usr/local/go/bin/go"
+    if not os.path.exists(go):
+        raise unittest.SkipTest("no Go on the path or in /usr/local/go")
+    output = box.path(name)
+    environment = dict(os.environ, GOFLAGS="-mod=mod -buildvcs=false", GOTOOLCHAIN="local")
+    # The source is copied: the tree stays as it is.
+    source = box.path(name + "-source")
+    shutil.copytree(os.path.join(TREE, "tests", "e2e", name), source)
+    try:
+        done = subprocess.run([go, "mod", "download"], cwd=source, env=environment, stdin=subprocess.DEVNULL, capture_output=True,
+                              timeout=180, check=False)
+    except subprocess.TimeoutExpired:
+        raise unittest.SkipTest("the Go module proxy does not answer") from None
+    if done.returncode != 0:
+        raise unittest.SkipTest(f"the Go module proxy has no answer: {done.stderr.decode(errors='replace').strip()[-200:]}")
+    done = subprocess.run([go, "build", "-mod=readonly", "-o", output, "."], cwd=source, env=environment, stdin=subprocess.DEVNULL,
+                          capture_output=True, timeout=600, check=False)
+    if done.returncode != 0:
+        raise Failed(f"{name} does not build: {done.stderr.decode(errors='replace')[-2000:]}")
+    return output
 
 
 class Pipe:

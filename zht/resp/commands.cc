@@ -1,337 +1,728 @@
 #include "zht/resp/commands.h"
 
 #include <algorithm>
-#include <charconv>
 #include <map>
+#include <memory>
 #include <optional>
 
-#include "zht/resp/parser.h"
+#include "zht/resp/scan.h"
 
 namespace zht::resp {
 namespace {
 
-using Command = std::vector<std::string>;
 using Outcomes = std::vector<Outcome>;
 
-std::string upper(std::string text) {
-  for (char& c : text) c = c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
-  return text;
-}
+// Of one transaction: what it queues must fit one request of the store.
+constexpr std::size_t kMaxQueued = std::size_t{15} << 20;
+constexpr std::size_t kMaxQueuedCommands = 10'000;
+constexpr std::string_view kNoInteger = "ERR value is not an integer or out of range";
 
-Plan error(std::string_view text) {
-  Plan plan;
-  add_error(plan.reply, text);
-  return plan;
-}
-Plan ready(const std::function<void(std::string&)>& write) {
-  Plan plan;
-  write(plan.reply);
-  return plan;
-}
-Plan ok() { return ready([](std::string& out) { add_simple(out, "OK"); }); }
+// What planning has at hand.
+struct Context {
+  Session& session;
+  Command& command;
+  std::uint32_t partition_count;
 
-std::optional<std::int64_t> number(const std::string& text) {
-  std::int64_t value = 0;
-  const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (failed != std::errc() || end != text.data() + text.size()) return {};
-  return value;
-}
+  std::string& word(std::size_t i) { return command[i]; }
+  Plan error(std::string_view text) const {
+    return ready([&](Reply& out) { out.error(text); });
+  }
+  template <typename Write>
+  Plan ready(Write write) const {
+    Plan plan;
+    Reply out(plan.reply, session.protocol);
+    write(out);
+    return plan;
+  }
+  Plan ok() const {
+    return ready([](Reply& out) { out.simple("OK"); });
+  }
+};
 
-void add_failure(std::string& out, const Outcome& outcome) {
-  const char* kind = outcome.code == Code::no_space     ? "OOM "
+void add_failure(Reply& out, const Outcome& outcome) {
+  const char* kind = outcome.code == Code::no_space      ? "OOM "
                      : outcome.code == Code::unavailable ? "TRYAGAIN "
                      : outcome.code == Code::timeout     ? "TIMEOUT it may have happened: "
+                     : outcome.code == Code::io          ? "MISCONF "
                                                          : "ERR ";
-  add_error(out, kind + outcome.message);
+  out.error(kind + outcome.message);
 }
 
-// One operation whose outcome one function renders; errors other than `expected` become error replies.
-Plan one(Operation operation, std::function<void(const Outcome&, std::string&)> render, std::vector<Code> expected = {}) {
+// One operation whose outcome `render` puts into words; errors other than `expected` become error replies.
+template <typename Render>
+Plan one(Operation operation, Render render, Code expected = Code::ok) {
   Plan plan;
   plan.operations.push_back(std::move(operation));
-  plan.render = [render = std::move(render), expected = std::move(expected)](Outcomes& outcomes, std::string& out) {
+  plan.render = [render = std::move(render), expected](Outcomes& outcomes, const Facts&, Reply& out) {
     const Outcome& outcome = outcomes[0];
-    if (!outcome.ok() && std::find(expected.begin(), expected.end(), outcome.code) == expected.end()) return add_failure(out, outcome);
-    render(outcome, out);
+    outcome.ok() || outcome.code == expected ? render(outcome, out) : add_failure(out, outcome);
   };
   return plan;
 }
 
-void value_or_nil(const Outcome& outcome, std::string& out) { outcome.present ? add_bulk(out, outcome.value) : add_nil(out); }
+void value_or_nil(const Outcome& outcome, Reply& out) { outcome.present ? out.bulk(outcome.value) : out.nil(); }
+std::int64_t whole(std::uint64_t number) { return static_cast<std::int64_t>(number); }
+
+// The whole command inside the store, atomically: its keys have one tag.
+Plan in_store(Context& context) {
+  context.command[0] = upper(context.command[0]);
+  const std::string key = context.word(1);
+  Script script{context.session.protocol, false, {}, {}};
+  script.commands.push_back(std::move(context.command));
+  return one(Operation::update(key, std::string(kProcedure), encode(script)),
+             [](const Outcome& outcome, Reply& out) { out.raw(outcome.value); });
+}
+
+bool one_tag(const std::vector<std::string_view>& keys) {
+  return std::all_of(keys.begin(), keys.end(),
+                     [&](std::string_view key) { return hash_tag(key) == hash_tag(keys[0]); });
+}
+
+constexpr std::string_view kCrossSlot = "CROSSSLOT Keys in request don't hash to the same slot; give them one {tag}";
+
+Plan in_store_with_one_tag(Context& context) {
+  return one_tag(keys_of(*find_spec(upper(context.word(0))), context.command)) ? in_store(context)
+                                                                               : context.error(kCrossSlot);
+}
 
 // --- strings ---
 
-Plan get(const Command& command) { return one(Operation::lookup(command[1]), value_or_nil, {Code::not_found}); }
+Plan get(Context& context) { return one(Operation::lookup(std::move(context.word(1))), value_or_nil, Code::not_found); }
 
-Plan set(const Command& command) {
-  Operation operation = Operation::insert(command[1], command[2]);
-  bool nx = false, xx = false;
+// The usual forms are one plain operation; the others run inside the store, which also words their errors.
+Plan set(Context& context) {
+  Command& command = context.command;
+  bool nx = false, xx = false, timed = false;
+  std::int64_t ttl = 0;
   for (std::size_t i = 3; i < command.size(); i++) {
     const std::string option = upper(command[i]);
-    if (option == "NX") nx = true;
-    else if (option == "XX") xx = true;
-    else if ((option == "EX" || option == "PX") && i + 1 < command.size()) {
-      const auto time = number(command[++i]);
-      if (!time) return error("ERR value is not an integer or out of range");
-      if (*time <= 0 || *time > 1'000'000'000'000) return error("ERR invalid expire time in 'set' command");
-      operation.ttl = std::chrono::milliseconds(option == "EX" ? *time * 1000 : *time);
-    } else return error("ERR syntax error");
+    std::int64_t number = 0;
+    if (option == "NX")
+      nx = true;
+    else if (option == "XX")
+      xx = true;
+    else if ((option == "EX" || option == "PX") && i + 1 < command.size() && !timed &&
+             read_integer(command[i + 1], number) && read_expiry(option, number, 0, ttl)) {
+      timed = true;
+      i++;
+    } else
+      return in_store(context);
   }
-  if (nx && xx) return error("ERR syntax error");
+  if (nx && xx) return in_store(context);
+  const std::chrono::milliseconds time(ttl);
+  Operation operation = xx ? Operation::cswap(std::move(command[1]), Condition::present(), std::move(command[2]), time)
+                           : Operation::insert(std::move(command[1]), std::move(command[2]), time);
   if (nx) operation.condition = Condition::absent();
-  if (xx) {
-    const auto ttl = operation.ttl;
-    operation = Operation::cswap(command[1], Condition::present(), command[2], ttl);
-  }
-  return one(std::move(operation), [](const Outcome& outcome, std::string& out) { outcome.ok() ? add_simple(out, "OK") : add_nil(out); },
-             nx || xx ? std::vector<Code>{Code::conflict} : std::vector<Code>{});
+  return one(
+      std::move(operation), [](const Outcome& outcome, Reply& out) { outcome.ok() ? out.simple("OK") : out.nil(); },
+      nx || xx ? Code::conflict : Code::ok);
 }
 
-Plan set_with_time(const Command& command, std::int64_t unit) {
-  const auto time = number(command[2]);
-  if (!time) return error("ERR value is not an integer or out of range");
-  if (*time <= 0 || *time > 1'000'000'000) return error("ERR invalid expire time in '" + command[0] + "' command");
-  return one(Operation::insert(command[1], command[3], std::chrono::milliseconds(*time * unit)),
-             [](const Outcome&, std::string& out) { add_simple(out, "OK"); });
+Plan setnx(Context& context) {
+  return one(
+      Operation::insert_new(std::move(context.word(1)), std::move(context.word(2))),
+      [](const Outcome& outcome, Reply& out) { out.integer(outcome.ok() ? 1 : 0); }, Code::conflict);
 }
 
-Plan setnx(const Command& command) {
-  return one(Operation::insert_new(command[1], command[2]),
-             [](const Outcome& outcome, std::string& out) { add_integer(out, outcome.ok() ? 1 : 0); }, {Code::conflict});
+Plan append(Context& context) {
+  return one(Operation::append(std::move(context.word(1)), std::move(context.word(2))),
+             [](const Outcome& outcome, Reply& out) { out.integer(whole(outcome.size)); });
 }
 
-Plan append(const Command& command) {
-  return one(Operation::append(command[1], command[2]),
-             [](const Outcome& outcome, std::string& out) { add_integer(out, static_cast<std::int64_t>(outcome.size)); });
+Plan strlen(Context& context) {
+  return one(
+      Operation::lookup(std::move(context.word(1)), Range::nothing()),
+      [](const Outcome& outcome, Reply& out) { out.integer(outcome.ok() ? whole(outcome.size) : 0); }, Code::not_found);
 }
 
-Plan strlen(const Command& command) {
-  return one(Operation::lookup(command[1], Range::nothing()),
-             [](const Outcome& outcome, std::string& out) { add_integer(out, outcome.ok() ? static_cast<std::int64_t>(outcome.size) : 0); },
-             {Code::not_found});
-}
-
-// Both ends count, negative from the value's end: known only when the value is, so it is cut here.
-Plan getrange(const Command& command) {
-  const auto first = number(command[2]), last = number(command[3]);
-  if (!first || !last) return error("ERR value is not an integer or out of range");
-  const bool from_start = *first >= 0 && *last >= *first;
-  Operation operation = Operation::lookup(command[1]);
-  if (from_start) operation.range = Range::bytes(static_cast<std::uint64_t>(*first), static_cast<std::uint64_t>(*last - *first) + 1);
-  return one(std::move(operation), [first = *first, last = *last, from_start](const Outcome& outcome, std::string& out) {
-    if (!outcome.ok() || from_start) return add_bulk(out, outcome.ok() ? outcome.value : "");
-    const auto size = static_cast<std::int64_t>(outcome.value.size());
-    const std::int64_t a = std::max<std::int64_t>(0, first < 0 ? first + size : first);
-    const std::int64_t b = std::min<std::int64_t>(size - 1, last < 0 ? last + size : last);
-    add_bulk(
-        out,
-        a > b
-            ? std::string_view()
-            : std::string_view(outcome.value).substr(static_cast<std::size_t>(a), static_cast<std::size_t>(b - a + 1)));
-  }, {Code::not_found});
-}
-
-Plan increment(const Command& command, std::int64_t by) {
-  return one(Operation::update(command[1], "add", std::to_string(by)), [](const Outcome& outcome, std::string& out) {
-    add_integer(out, number(outcome.value).value_or(0));
-  });
-}
-Plan increment_by(const Command& command, bool negative) {
-  const auto by = number(command[2]);
-  if (!by || (negative && *by == INT64_MIN)) return error("ERR value is not an integer or out of range");
-  return increment(command, negative ? -*by : *by);
+// Both ends count; negative ones, from the value's end, are resolved inside the store.
+Plan getrange(Context& context) {
+  std::int64_t first = 0, last = 0;
+  if (!read_integer(context.word(2), first) || !read_integer(context.word(3), last)) return context.error(kNoInteger);
+  if (first < 0 || last < first || last == INT64_MAX) return in_store(context);
+  const auto range = Range::bytes(static_cast<std::uint64_t>(first), static_cast<std::uint64_t>(last - first) + 1);
+  return one(
+      Operation::lookup(std::move(context.word(1)), range),
+      [](const Outcome& outcome, Reply& out) {
+        out.bulk(outcome.ok() ? std::string_view(outcome.value) : std::string_view());
+      },
+      Code::not_found);
 }
 
 // --- several keys: each on its own, together on the way ---
 
-Plan count_of(const Command& command, Operation (*make)(std::string)) {
+template <typename Make>
+Plan count_of(Context& context, Make make) {
   Plan plan;
-  for (std::size_t i = 1; i < command.size(); i++) plan.operations.push_back(make(command[i]));
-  plan.render = [](Outcomes& outcomes, std::string& out) {
+  for (std::size_t i = 1; i < context.command.size(); i++) plan.operations.push_back(make(std::move(context.word(i))));
+  plan.render = [](Outcomes& outcomes, const Facts&, Reply& out) {
     std::int64_t count = 0;
     for (const Outcome& outcome : outcomes) {
-      if (outcome.ok()) count++;
-      else if (outcome.code != Code::not_found) return add_failure(out, outcome);
+      if (outcome.ok())
+        count++;
+      else if (outcome.code != Code::not_found)
+        return add_failure(out, outcome);
     }
-    add_integer(out, count);
+    out.integer(count);
   };
   return plan;
 }
+Plan del(Context& context) {
+  return count_of(context, [](std::string key) { return Operation::remove(std::move(key)); });
+}
+Plan exists(Context& context) {
+  return count_of(context, [](std::string key) { return Operation::lookup(std::move(key), Range::nothing()); });
+}
 
-Plan mget(const Command& command) {
+Plan mget(Context& context) {
   Plan plan;
-  for (std::size_t i = 1; i < command.size(); i++) plan.operations.push_back(Operation::lookup(command[i]));
-  plan.render = [](Outcomes& outcomes, std::string& out) {
+  for (std::size_t i = 1; i < context.command.size(); i++)
+    plan.operations.push_back(Operation::lookup(std::move(context.word(i))));
+  plan.render = [](Outcomes& outcomes, const Facts&, Reply& out) {
     for (const Outcome& outcome : outcomes)
       if (!outcome.ok() && outcome.code != Code::not_found) return add_failure(out, outcome);
-    add_array(out, outcomes.size());
+    out.array(outcomes.size());
     for (const Outcome& outcome : outcomes) value_or_nil(outcome, out);
   };
   return plan;
 }
 
-Plan mset(const Command& command, std::uint32_t partition_count) {
-  if (command.size() % 2 == 0) return error("ERR wrong number of arguments for 'mset' command");
+// One atomic batch when all keys are in one partition; else each key by itself (MSET), or refused (MSETNX).
+Plan mset(Context& context, bool only_new) {
+  Command& command = context.command;
+  if (command.size() % 2 == 0) return context.error(wrong_arity(command[0]));
   std::vector<Operation> all;
+  bool together = true;
   for (std::size_t i = 1; i < command.size(); i += 2) {
-    if (partition_of(command[i], partition_count) != partition_of(command[1], partition_count))
-      return error("CROSSSLOT Keys in request don't hash to the same slot; give them one {tag}");
-    all.push_back(Operation::insert(command[i], command[i + 1]));
+    together &= partition_of(command[i], context.partition_count) == partition_of(command[1], context.partition_count);
+    all.push_back(only_new ? Operation::insert_new(command[i], std::move(command[i + 1]))
+                           : Operation::insert(command[i], std::move(command[i + 1])));
   }
-  return one(Operation::batch(std::move(all)), [](const Outcome&, std::string& out) { add_simple(out, "OK"); });
+  if (together && all.size() <= kMaxBatchSize)
+    return one(
+        Operation::batch(std::move(all)),
+        [only_new](const Outcome& outcome, Reply& out) {
+          if (only_new)
+            out.integer(outcome.ok() ? 1 : 0);
+          else
+            out.simple("OK");
+        },
+        only_new ? Code::conflict : Code::ok);
+  if (only_new) return context.error(kCrossSlot);
+  Plan plan;
+  plan.operations = std::move(all);
+  plan.render = [](Outcomes& outcomes, const Facts&, Reply& out) {
+    for (const Outcome& outcome : outcomes)
+      if (!outcome.ok()) return add_failure(out, outcome);
+    out.simple("OK");
+  };
+  return plan;
+}
+
+// --- transactions ---
+
+Plan queue(Context& context, const Spec& spec) {
+  Session& session = context.session;
+  for (const std::string& word : context.command) session.queued_bytes += word.size() + 16;
+  if (session.queued_bytes > kMaxQueued || session.queued.size() >= kMaxQueuedCommands) {
+    session.spoiled = true;
+    return context.error("ERR a transaction holds at most 10000 commands and 15 MiB");
+  }
+  context.command[0] = std::string(spec.name);
+  session.queued.push_back(std::move(context.command));
+  return context.ready([](Reply& out) { out.simple("QUEUED"); });
+}
+
+// With one tag: atomically, inside the store. With several, or with commands that do not run there: one after another,
+// as Redis's replies have them but not as one; a WATCH could then not be kept, so it is refused.
+Plan exec(Context& context) {
+  Session& session = context.session;
+  if (!session.in_multi) return context.error("ERR EXEC without MULTI");
+  Script script{session.protocol, true, std::move(session.watched), std::move(session.queued)};
+  const bool spoiled = session.spoiled;
+  session.end_multi();
+  if (spoiled) return context.error("EXECABORT Transaction discarded because of previous errors.");
+  std::vector<std::string_view> keys;
+  bool inside = true;
+  for (const Watched& one : script.watched) keys.push_back(one.key);
+  for (const Command& command : script.commands) {
+    const Spec* spec = find_spec(command[0]);
+    inside &= spec->in_store;
+    for (std::string_view key : keys_of(*spec, command)) keys.push_back(key);
+  }
+  if (!keys.empty() && inside && one_tag(keys))
+    return one(Operation::update(std::string(keys[0]), std::string(kProcedure), encode(script)),
+               [](const Outcome& outcome, Reply& out) { out.raw(outcome.value); });
+  if (!script.watched.empty()) return context.error(kCrossSlot);
+  Plan plan = context.ready([&](Reply& out) { out.array(script.commands.size()); });
+  plan.follow = std::move(script.commands);
+  return plan;
+}
+
+Plan watch(Context& context) {
+  if (context.session.in_multi) return context.error("ERR WATCH inside MULTI is not allowed");
+  Plan plan;
+  auto keys = std::make_shared<std::vector<std::string>>(context.command.begin() + 1, context.command.end());
+  if (context.session.watched.size() + keys->size() > 1000)
+    return context.error("ERR at most 1000 keys can be watched");
+  for (const std::string& key : *keys) plan.operations.push_back(Operation::lookup(key, Range::nothing()));
+  plan.barrier = true;
+  plan.render = [keys, &session = context.session](Outcomes& outcomes, const Facts&, Reply& out) {
+    for (const Outcome& outcome : outcomes)
+      if (!outcome.ok() && outcome.code != Code::not_found) return add_failure(out, outcome);
+    for (std::size_t i = 0; i < outcomes.size(); i++)
+      session.watched.push_back({(*keys)[i], outcomes[i].ok() ? outcomes[i].version : 0});
+    out.simple("OK");
+  };
+  return plan;
+}
+
+Plan discard(Context& context) {
+  if (!context.session.in_multi) return context.error("ERR DISCARD without MULTI");
+  context.session.end_multi();
+  return context.ok();
 }
 
 // --- the store's own ---
 
-Plan cswap(const Command& command) {
-  return one(Operation::cswap(command[1], Condition::equals(command[2]), command[3]), [](const Outcome& outcome, std::string& out) {
-    outcome.ok() ? add_integer(out, static_cast<std::int64_t>(outcome.version)) : add_nil(out);
-  }, {Code::conflict});
+// ZHT.CSWAP key expected new | key VERSION n new
+Plan cswap(Context& context) {
+  Command& command = context.command;
+  Condition condition;
+  std::int64_t version = 0;
+  if (command.size() == 4)
+    condition = Condition::equals(std::move(command[2]));
+  else if (command.size() == 5 && upper(command[2]) == "VERSION" && read_integer(command[3], version) && version > 0)
+    condition = Condition::at_version(static_cast<Version>(version));
+  else
+    return context.error("ERR syntax error; ZHT.CSWAP key expected new, or ZHT.CSWAP key VERSION n new");
+  return one(
+      Operation::cswap(std::move(command[1]), std::move(condition), std::move(command.back())),
+      [](const Outcome& outcome, Reply& out) { outcome.ok() ? out.integer(whole(outcome.version)) : out.nil(); },
+      Code::conflict);
 }
 
-Plan callback(const Command& command) {
-  const auto timeout = number(command[2]);
-  if (!timeout || *timeout < 0) return error("ERR timeout is not a number of milliseconds");
+Plan callback(Context& context) {
+  Command& command = context.command;
+  std::int64_t timeout = 0, after = 0;
+  if (!read_integer(command[2], timeout) || timeout < 0 || timeout > 1'000'000'000)
+    return context.error("ERR timeout is not a number of milliseconds");
   Condition condition = Condition::present();
   if (command.size() > 3) {
     const std::string kind = upper(command[3]);
-    const std::int64_t after = command.size() == 5 ? number(command[4]).value_or(-1) : -1;
-    if (kind == "VALUE" && command.size() == 5) condition = Condition::equals(command[4]);
-    else if (kind == "AFTER" && after >= 0) condition = Condition::after_version(static_cast<Version>(after));
-    else if (kind == "ABSENT" && command.size() == 4) condition = Condition::absent();
-    else if (kind != "PRESENT" || command.size() != 4) return error("ERR syntax error");
+    if (kind == "VALUE" && command.size() == 5)
+      condition = Condition::equals(std::move(command[4]));
+    else if (kind == "AFTER" && command.size() == 5 && read_integer(command[4], after) && after >= 0)
+      condition = Condition::after_version(static_cast<Version>(after));
+    else if (kind == "ABSENT" && command.size() == 4)
+      condition = Condition::absent();
+    else if (kind != "PRESENT" || command.size() != 4)
+      return context.error("ERR syntax error");
   }
-  Plan plan = one(Operation::callback(command[1], std::move(condition)), [](const Outcome& outcome, std::string& out) {
-    if (!outcome.ok()) return add_nil(out);
-    add_array(out, 2);
-    add_integer(out, static_cast<std::int64_t>(outcome.version));
-    value_or_nil(outcome, out);
-  }, {Code::timeout});
-  plan.timeout = std::chrono::milliseconds(std::max<std::int64_t>(1, *timeout));
+  Plan plan = one(
+      Operation::callback(std::move(command[1]), std::move(condition)),
+      [](const Outcome& outcome, Reply& out) {
+        if (!outcome.ok()) return out.nil();
+        out.array(2);
+        out.integer(whole(outcome.version));
+        value_or_nil(outcome, out);
+      },
+      Code::timeout);
+  plan.timeout = std::chrono::milliseconds(std::max<std::int64_t>(1, timeout));
   return plan;
 }
 
-Plan version(const Command& command) {
-  return one(Operation::lookup(command[1], Range::nothing()), [](const Outcome& outcome, std::string& out) {
-    outcome.ok() ? add_integer(out, static_cast<std::int64_t>(outcome.version)) : add_nil(out);
-  }, {Code::not_found});
+Plan version(Context& context) {
+  return one(
+      Operation::lookup(std::move(context.word(1)), Range::nothing()),
+      [](const Outcome& outcome, Reply& out) { outcome.ok() ? out.integer(whole(outcome.version)) : out.nil(); },
+      Code::not_found);
 }
 
-// --- the connection ---
+// ZHT.BATCH INSERT k v | NEW k v | LOOKUP k | REMOVE k | APPEND k v | CSWAP k expected new | ABSENT k ...: all or
+// nothing on keys of one partition. Answers each with its version (APPEND: the length, LOOKUP: the value).
+Plan batch(Context& context) {
+  Command& command = context.command;
+  std::vector<Operation> all;
+  for (std::size_t i = 1; i < command.size();) {
+    const std::string name = upper(command[i]);
+    const std::size_t words = name == "CSWAP" ? 4 : name == "LOOKUP" || name == "REMOVE" || name == "ABSENT" ? 2 : 3;
+    if (i + words > command.size()) return context.error("ERR ZHT.BATCH: " + name + " lacks arguments");
+    std::string& key = command[i + 1];
+    if (name == "INSERT")
+      all.push_back(Operation::insert(std::move(key), std::move(command[i + 2])));
+    else if (name == "NEW")
+      all.push_back(Operation::insert_new(std::move(key), std::move(command[i + 2])));
+    else if (name == "LOOKUP")
+      all.push_back(Operation::lookup(std::move(key)));
+    else if (name == "REMOVE")
+      all.push_back(Operation::remove(std::move(key)));
+    else if (name == "ABSENT")
+      all.push_back(Operation::check(std::move(key), Condition::absent()));
+    else if (name == "APPEND")
+      all.push_back(Operation::append(std::move(key), std::move(command[i + 2])));
+    else if (name == "CSWAP")
+      all.push_back(
+          Operation::cswap(std::move(key), Condition::equals(std::move(command[i + 2])), std::move(command[i + 3])));
+    else
+      return context.error("ERR ZHT.BATCH: unknown operation '" + base::escape(command[i], 64) + "'");
+    i += words;
+  }
+  auto kinds = std::make_shared<std::vector<OpKind>>();
+  for (const Operation& operation : all) kinds->push_back(operation.kind);
+  Plan plan;
+  plan.operations.push_back(Operation::batch(std::move(all)));
+  plan.render = [kinds](Outcomes& outcomes, const Facts&, Reply& out) {
+    const Outcome& outcome = outcomes[0];
+    if (outcome.code == Code::conflict || outcome.code == Code::not_found)
+      return out.error("CONFLICT " + outcome.message);
+    if (!outcome.ok()) return add_failure(out, outcome);
+    out.array(outcome.outcomes.size());
+    for (std::size_t i = 0; i < outcome.outcomes.size(); i++) {
+      const Outcome& part = outcome.outcomes[i];
+      if ((*kinds)[i] == OpKind::lookup)
+        value_or_nil(part, out);
+      else
+        out.integer(whole((*kinds)[i] == OpKind::append ? part.size : part.version));
+    }
+  };
+  return plan;
+}
 
-Plan hello(const Command& command) {
-  if (command.size() > 1 && command[1] != "2") return error("NOPROTO this server speaks RESP2");
-  return ready([](std::string& out) {
-    add_array(out, 8);
-    for (const char* text : {"server", "zht", "version", "7.0.0", "proto"}) add_bulk(out, text);
-    add_integer(out, 2);
-    add_bulk(out, "mode");
-    add_bulk(out, "standalone");
+// --- the connection and the node ---
+
+Plan ping(Context& context) {
+  if (context.command.size() > 2) return context.error(wrong_arity("ping"));
+  return context.ready(
+      [&](Reply& out) { context.command.size() == 2 ? out.bulk(context.word(1)) : out.simple("PONG"); });
+}
+
+Plan hello(Context& context) {
+  Session& session = context.session;
+  const Command& command = context.command;
+  std::int64_t wanted = session.protocol;
+  std::string name = session.name;
+  if (command.size() > 1 && !read_integer(command[1], wanted))
+    return context.error("ERR Protocol version is not an integer or out of range");
+  if (wanted != 2 && wanted != 3) return context.error("NOPROTO unsupported protocol version");
+  for (std::size_t i = 2; i < command.size(); i++) {
+    if (upper(command[i]) == "SETNAME" && i + 1 < command.size())
+      name = command[++i];
+    else if (upper(command[i]) == "AUTH" && i + 2 < command.size())
+      return context.error("ERR AUTH called without any password configured");
+    else
+      return context.error("ERR Syntax error in HELLO option '" + base::escape(command[i], 64) + "'");
+  }
+  session.protocol = static_cast<int>(wanted);
+  session.name = name;
+  return context.ready([&](Reply& out) {
+    out.map(7);
+    for (const char* text : {"server", "redis", "version", "7.0.0", "proto"}) out.bulk(text);
+    out.integer(session.protocol);
+    out.bulk("id");
+    out.integer(whole(session.id));
+    for (const char* text : {"mode", "standalone", "role", "master", "modules"}) out.bulk(text);
+    out.array(0);
   });
 }
 
-Plan client(const Command& command) {
-  const std::string what = command.size() > 1 ? upper(command[1]) : "";
-  if (what == "SETNAME" || what == "SETINFO" || what == "NO-EVICT" || what == "NO-TOUCH") return ok();
-  if (what == "GETNAME") return ready([](std::string& out) { add_nil(out); });
-  if (what == "ID") return ready([](std::string& out) { add_integer(out, 1); });
-  return error("ERR unknown subcommand of 'client'");
+std::string describe(const Session& session) {
+  return "id=" + std::to_string(session.id) + " addr=" + session.peer + " name=" + session.name +
+         " db=0 multi=" + std::to_string(session.in_multi ? session.queued.size() : 0) +
+         " resp=" + std::to_string(session.protocol) + " lib-name=" + session.library +
+         " lib-ver=" + session.library_version + "\n";
 }
 
-struct Entry {
-  std::size_t least, most;  // words, the command's name included; most 0: any number
-  std::function<Plan(const Command&)> make;
-};
+Plan client(Context& context) {
+  Session& session = context.session;
+  const Command& command = context.command;
+  const std::string what = upper(command[1]);
+  const auto printable = [](const std::string& text) {
+    return std::all_of(text.begin(), text.end(), [](char c) { return c > ' ' && c <= '~'; });
+  };
+  if (what == "ID" && command.size() == 2) return context.ready([&](Reply& out) { out.integer(whole(session.id)); });
+  if (what == "GETNAME" && command.size() == 2)
+    return context.ready([&](Reply& out) { session.name.empty() ? out.nil() : out.bulk(session.name); });
+  if (what == "SETNAME" && command.size() == 3) {
+    if (!printable(command[2]) || command[2].size() > 1024)
+      return context.error("ERR Client names cannot contain spaces, newlines or special characters.");
+    session.name = command[2];
+    return context.ok();
+  }
+  if (what == "SETINFO" && command.size() == 4) {
+    const std::string attribute = upper(command[2]);
+    if (!printable(command[3]) || command[3].size() > 1024)
+      return context.error("ERR " + lower(attribute) + " cannot contain spaces, newlines or special characters.");
+    if (attribute == "LIB-NAME")
+      session.library = command[3];
+    else if (attribute == "LIB-VER")
+      session.library_version = command[3];
+    else
+      return context.error("ERR Unrecognized option '" + base::escape(command[2], 64) + "'");
+    return context.ok();
+  }
+  if ((what == "NO-EVICT" || what == "NO-TOUCH") && command.size() == 3) return context.ok();
+  if (what == "INFO" || what == "LIST") return context.ready([&](Reply& out) { out.bulk(describe(session)); });
+  return context.error("ERR unknown subcommand or wrong number of arguments for '" + base::escape(command[1], 64) +
+                       "'. Try CLIENT HELP.");
+}
 
-const std::map<std::string, Entry>& commands() {
-  static const std::map<std::string, Entry> all = {
-      {"GET", {2, 2, get}},
-      {"SET", {3, 0, set}},
-      {"SETNX", {3, 3, setnx}},
-      {"SETEX", {4, 4, [](const Command& c) { return set_with_time(c, 1000); }}},
-      {"PSETEX", {4, 4, [](const Command& c) { return set_with_time(c, 1); }}},
-      {"DEL",
-       {2, 0,
-        [](const Command& c) {
-          return count_of(c, [](std::string key) { return Operation::remove(std::move(key)); });
-        }}},
-      {"UNLINK",
-       {2, 0,
-        [](const Command& c) {
-          return count_of(c, [](std::string key) { return Operation::remove(std::move(key)); });
-        }}},
-      {"EXISTS",
-       {2, 0,
-        [](const Command& c) {
-          return count_of(c, [](std::string key) { return Operation::lookup(std::move(key), Range::nothing()); });
-        }}},
-      {"APPEND", {3, 3, append}},
-      {"STRLEN", {2, 2, strlen}},
-      {"GETRANGE", {4, 4, getrange}},
-      {"SUBSTR", {4, 4, getrange}},
-      {"MGET", {2, 0, mget}},
-      {"INCR", {2, 2, [](const Command& c) { return increment(c, 1); }}},
-      {"DECR", {2, 2, [](const Command& c) { return increment(c, -1); }}},
-      {"INCRBY", {3, 3, [](const Command& c) { return increment_by(c, false); }}},
-      {"DECRBY", {3, 3, [](const Command& c) { return increment_by(c, true); }}},
-      {"TYPE",
-       {2, 2,
-        [](const Command& c) {
-          return one(
-              Operation::lookup(c[1], Range::nothing()),
-              [](const Outcome& outcome, std::string& out) { add_simple(out, outcome.ok() ? "string" : "none"); },
-              {Code::not_found});
-        }}},
-      {"ZHT.CSWAP", {4, 4, cswap}},
-      {"ZHT.CALLBACK", {3, 5, callback}},
-      {"ZHT.VERSION", {2, 2, version}},
-      {"PING",
-       {1, 2,
-        [](const Command& c) {
-          return ready([&](std::string& out) { c.size() == 2 ? add_bulk(out, c[1]) : add_simple(out, "PONG"); });
-        }}},
-      {"ECHO", {2, 2, [](const Command& c) { return ready([&](std::string& out) { add_bulk(out, c[1]); }); }}},
-      {"SELECT", {2, 2, [](const Command& c) { return c[1] == "0" ? ok() : error("ERR DB index is out of range"); }}},
-      {"HELLO", {1, 0, hello}},
-      {"CLIENT", {2, 0, client}},
-      {"COMMAND", {1, 0, [](const Command&) { return ready([](std::string& out) { add_array(out, 0); }); }}},
-      {"CONFIG",
-       {2, 0,
-        [](const Command& c) {
-          if (upper(c[1]) != "GET") return error("ERR CONFIG " + c[1] + " is not supported; settings are zht serve's");
-          // redis-benchmark asks for settings before it starts; every one is there, and empty.
-          return ready([&](std::string& out) {
-            add_array(out, 2 * (c.size() - 2));
-            for (std::size_t i = 2; i < c.size(); i++) {
-              add_bulk(out, c[i]);
-              add_bulk(out, "");
-            }
-          });
-        }}},
+void write_spec(Reply& out, const Spec& spec) {
+  out.array(10);  // as Redis 7 has it; the last four are empty
+  out.bulk(lower(spec.name));
+  out.integer(spec.arity);
+  out.array(1);
+  out.simple(spec.writes ? "write" : "readonly");
+  out.integer(spec.first);
+  out.integer(spec.last);
+  out.integer(spec.step);
+  for (int i = 0; i < 4; i++) out.array(0);
+}
+
+Plan command(Context& context) {
+  const Command& words = context.command;
+  const std::string what = words.size() > 1 ? upper(words[1]) : "";
+  if (what.empty() || (what == "INFO" && words.size() == 2))
+    return context.ready([&](Reply& out) {
+      out.array(all_specs().size());
+      for (const Spec& spec : all_specs()) write_spec(out, spec);
+    });
+  if (what == "COUNT") return context.ready([&](Reply& out) { out.integer(whole(all_specs().size())); });
+  if (what == "DOCS") return context.ready([&](Reply& out) { out.map(0); });
+  if (what == "LIST")
+    return context.ready([&](Reply& out) {
+      out.array(all_specs().size());
+      for (const Spec& spec : all_specs()) out.bulk(lower(spec.name));
+    });
+  if (what == "INFO")
+    return context.ready([&](Reply& out) {
+      out.array(words.size() - 2);
+      for (std::size_t i = 2; i < words.size(); i++) {
+        const Spec* spec = find_spec(upper(words[i]));
+        spec != nullptr ? write_spec(out, *spec) : out.nil_array();
+      }
+    });
+  return context.error("ERR unknown subcommand '" + base::escape(words[1], 64) + "'. Try COMMAND HELP.");
+}
+
+// Tools ask before they start (redis-benchmark for save and appendonly); settings are made with `zht serve`.
+Plan config(Context& context) {
+  const std::string what = upper(context.word(1));
+  if (what == "RESETSTAT") return context.ok();
+  if (what != "GET" || context.command.size() < 3)
+    return context.error("ERR CONFIG " + base::escape(what, 64) + " is not supported; settings are those of zht serve");
+  Plan plan;
+  plan.asks_node = true;
+  std::vector<std::string> patterns(context.command.begin() + 2, context.command.end());
+  for (std::string& pattern : patterns) pattern = lower(pattern);
+  plan.render = [patterns](Outcomes&, const Facts& facts, Reply& out) {
+    const std::map<std::string, std::string> all = {
+        {"appendfsync", facts.durability == "always" ? "always"
+                        : facts.durability == "none" ? "no"
+                                                     : "everysec"},
+        {"appendonly", "yes"},
+        {"databases", "1"},
+        {"maxclients", std::to_string(facts.max_connections)},
+        {"maxmemory", "0"},
+        {"maxmemory-policy", "noeviction"},
+        {"proto-max-bulk-len", std::to_string(kMaxValueSize)},
+        {"save", ""},
+        {"timeout", "0"},
+    };
+    std::vector<std::pair<std::string, std::string>> found;
+    for (const auto& [name, value] : all)
+      if (std::any_of(patterns.begin(), patterns.end(),
+                      [&](const std::string& pattern) { return glob_matches(pattern, name); }))
+        found.emplace_back(name, value);
+    out.map(found.size());
+    for (const auto& [name, value] : found) {
+      out.bulk(name);
+      out.bulk(value);
+    }
+  };
+  return plan;
+}
+
+Plan info(Context&) {
+  Plan plan;
+  plan.asks_node = true;
+  plan.render = [](Outcomes&, const Facts& facts, Reply& out) {
+    const auto line = [](const char* name, std::uint64_t value) {
+      return std::string(name) + ":" + std::to_string(value) + "\r\n";
+    };
+    out.bulk("# Server\r\nredis_version:7.0.0\r\nserver_name:zht\r\nredis_mode:standalone\r\narch_bits:64\r\n" +
+             line("uptime_in_seconds", facts.uptime_ms / 1000) + "\r\n# Clients\r\n" +
+             line("connected_clients", facts.connections) + line("maxclients", facts.max_connections) +
+             "\r\n# Memory\r\n" + line("used_memory", facts.memory_bytes) + line("maxmemory", 0) +
+             "\r\n# Persistence\r\nloading:0\r\naof_enabled:1\r\n" + line("aof_current_size", facts.disk_bytes) +
+             "\r\n# Stats\r\n" + line("total_connections_received", facts.accepted) +
+             line("total_commands_processed", facts.commands) + line("rejected_connections", facts.refused) +
+             line("zht_operations", facts.operations) +
+             "\r\n# Replication\r\nrole:master\r\nconnected_slaves:0\r\n\r\n# Keyspace\r\n" +
+             (facts.keys > 0 ? "db0:keys=" + std::to_string(facts.keys) + ",expires=0,avg_ttl=0\r\n" : ""));
+  };
+  return plan;
+}
+
+Plan dbsize(Context&) {
+  Plan plan;
+  plan.asks_node = true;
+  plan.render = [](Outcomes&, const Facts& facts, Reply& out) { out.integer(whole(facts.keys)); };
+  return plan;
+}
+
+Plan flush(Context& context) {
+  return context.error(
+      "ERR " + context.word(0) +
+      " is refused: the platform's services keep their records in this store too; remove keys by name");
+}
+
+Plan object(Context& context) {
+  const std::string what = upper(context.word(1));
+  if (context.command.size() != 3 || (what != "ENCODING" && what != "REFCOUNT" && what != "IDLETIME" && what != "FREQ"))
+    return context.error("ERR unknown subcommand or wrong number of arguments for '" +
+                         base::escape(context.word(1), 64) + "'. Try OBJECT HELP.");
+  return one(
+      Operation::lookup(std::move(context.word(2)), Range::nothing()),
+      [what](const Outcome& outcome, Reply& out) {
+        if (!outcome.ok()) return out.nil();
+        if (what == "ENCODING")
+          out.bulk("raw");
+        else
+          out.integer(what == "REFCOUNT" ? 1 : 0);
+      },
+      Code::not_found);
+}
+
+Plan memory(Context& context) {
+  if (upper(context.word(1)) != "USAGE" || context.command.size() < 3)
+    return context.error("ERR unknown subcommand; MEMORY USAGE key is");
+  const std::size_t key_size = context.word(2).size();
+  return one(
+      Operation::lookup(std::move(context.word(2)), Range::nothing()),
+      [key_size](const Outcome& outcome, Reply& out) {
+        outcome.ok() ? out.integer(whole(outcome.size + key_size + 32))
+                     : out.nil();  // 32: a record's header and its index entry
+      },
+      Code::not_found);
+}
+
+Plan reset(Context& context) {
+  Session& session = context.session;
+  session.end_multi();
+  session.protocol = 2;
+  session.name.clear();
+  return context.ready([](Reply& out) { out.simple("RESET"); });
+}
+
+Plan time_now(Context& context) {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  const auto micros = std::chrono::duration_cast<std::chrono::microseconds>(now).count();
+  return context.ready([&](Reply& out) {
+    out.array(2);
+    out.bulk(std::to_string(micros / 1'000'000));
+    out.bulk(std::to_string(micros % 1'000'000));
+  });
+}
+
+Plan type(Context& context) {
+  return one(
+      Operation::lookup(std::move(context.word(1)), Range::nothing()),
+      [](const Outcome& outcome, Reply& out) { out.simple(outcome.ok() ? "string" : "none"); }, Code::not_found);
+}
+
+using Make = Plan (*)(Context&);
+
+// Commands of the table that are not here run inside the store.
+const std::map<std::string_view, Make>& makers() {
+  static const std::map<std::string_view, Make> all = {
+      {"APPEND", append},
+      {"AUTH",
+       [](Context& c) {
+         return c.error(
+             "ERR AUTH <password> called without any password configured for the default user. Are you sure your "
+             "configuration is correct?");
+       }},
+      {"CLIENT", client},
+      {"COMMAND", command},
+      {"CONFIG", config},
+      {"COPY", in_store_with_one_tag},
+      {"DBSIZE", dbsize},
+      {"DEL", del},
+      {"DISCARD", discard},
+      {"ECHO", [](Context& c) { return c.ready([&](Reply& out) { out.bulk(c.word(1)); }); }},
+      {"EXEC", exec},
+      {"EXISTS", exists},
+      {"FLUSHALL", flush},
+      {"FLUSHDB", flush},
+      {"GET", get},
+      {"GETRANGE", getrange},
+      {"HELLO", hello},
+      {"INFO", info},
+      {"KEYS", [](Context& c) { return plan_keys(c.word(1), c.partition_count, c.session.protocol); }},
+      {"MEMORY", memory},
+      {"MGET", mget},
+      {"MSET", [](Context& c) { return mset(c, false); }},
+      {"MSETNX", [](Context& c) { return mset(c, true); }},
+      {"MULTI",
+       [](Context& c) {
+         if (c.session.in_multi) return c.error("ERR MULTI calls can not be nested");
+         c.session.in_multi = true;
+         return c.ok();
+       }},
+      {"OBJECT", object},
+      {"PING", ping},
       {"QUIT",
-       {1, 1,
-        [](const Command&) {
-          Plan plan = ok();
-          plan.close = true;
-          return plan;
-        }}},
+       [](Context& c) {
+         Plan plan = c.ok();
+         plan.close = true;
+         return plan;
+       }},
+      {"RENAME", in_store_with_one_tag},
+      {"RENAMENX", in_store_with_one_tag},
+      {"RESET", reset},
+      {"SCAN", [](Context& c) { return plan_scan(c.command, c.partition_count, c.session.protocol); }},
+      {"SELECT", [](Context& c) { return c.word(1) == "0" ? c.ok() : c.error("ERR DB index is out of range"); }},
+      {"SET", set},
+      {"SETNX", setnx},
+      {"STRLEN", strlen},
+      {"SUBSTR", getrange},
+      {"TIME", time_now},
+      {"TOUCH", exists},
+      {"TYPE", type},
+      {"UNLINK", del},
+      {"UNWATCH",
+       [](Context& c) {
+         c.session.watched.clear();
+         return c.ok();
+       }},
+      {"WAIT", [](Context& c) { return c.ready([](Reply& out) { out.integer(0); }); }},
+      {"WATCH", watch},
+      {"ZHT.BATCH", batch},
+      {"ZHT.CALLBACK", callback},
+      {"ZHT.CSWAP", cswap},
+      {"ZHT.VERSION", version},
   };
   return all;
 }
 
 }  // namespace
 
-Plan plan(const Command& command, std::uint32_t partition_count, const std::function<std::string()>& info) {
-  const std::string name = upper(command[0]);
-  if (name == "INFO") return ready([&](std::string& out) { add_bulk(out, info()); });
-  if (name == "MSET" && command.size() >= 3) return mset(command, partition_count);
-  const auto found = commands().find(name);
-  if (found == commands().end()) return error("ERR unknown command '" + base::escape(command[0], 64) + "'");
-  if (command.size() < found->second.least || (found->second.most != 0 && command.size() > found->second.most))
-    return error("ERR wrong number of arguments for '" + base::escape(command[0], 64) + "' command");
-  Plan made = found->second.make(command);
+Plan plan(Session& session, Command words, std::uint32_t partition_count) {
+  Context context{session, words, partition_count};
+  const std::string name = upper(words[0]);
+  const Spec* spec = find_spec(name);
+  if (spec == nullptr || !arity_fits(*spec, words.size())) {
+    session.spoiled |= session.in_multi;
+    return context.error(spec == nullptr ? unknown_command(words) : wrong_arity(name));
+  }
+  static const std::vector<std::string_view> at_once = {"EXEC", "DISCARD", "MULTI", "WATCH", "QUIT", "RESET"};
+  if (session.in_multi && std::find(at_once.begin(), at_once.end(), name) == at_once.end())
+    return queue(context, *spec);
+  const auto maker = makers().find(name);
+  Plan made = maker != makers().end() ? maker->second(context) : in_store(context);
   for (const Operation& operation : made.operations)
-    if (auto valid = validate(operation, partition_count); !valid) return error("ERR " + valid.error().message);
+    if (auto valid = validate(operation, partition_count); !valid) return context.error("ERR " + valid.error().message);
   return made;
 }
 

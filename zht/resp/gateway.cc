@@ -1,5 +1,6 @@
 #include "zht/resp/gateway.h"
 
+#include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
@@ -18,16 +19,24 @@
 namespace zht::resp {
 
 namespace {
-constexpr std::size_t kMaxArgument = std::size_t{64} << 20;
-constexpr std::size_t kMaxUnderWay = 10'000;
-constexpr std::size_t kMaxUnread = std::size_t{64} << 20;
 constexpr std::size_t kReadSize = std::size_t{64} << 10;
+// Of one connection.
+constexpr std::size_t kMaxUnderWay = 10'000;                // commands
+constexpr std::size_t kMaxUnread = std::size_t{64} << 20;   // bytes of replies
+constexpr std::size_t kMaxCommand = std::size_t{64} << 20;  // bytes of one command, all its arguments together
+// Of all connections together; past it each has one command under way at a time, and none with a large half-read one is
+// kept.
+constexpr std::size_t kMaxHeld = std::size_t{1} << 30;
+constexpr auto kKeepalive = std::chrono::seconds(300);  // a peer that is silent so long is asked if it lives
+constexpr auto kStuck = std::chrono::seconds(120);      // a peer that reads nothing so long is closed
 }  // namespace
 
 class Gateway::Parts {
  public:
-  Parts(Client& client, std::size_t max_connections) : client_(client), max_connections_(max_connections), buffer_(kReadSize, '\0') {
+  Parts(Client& client, AskNode ask_node, std::size_t max_connections)
+      : client_(client), ask_node_(std::move(ask_node)), max_connections_(max_connections), buffer_(kReadSize, '\0') {
     loop_.end_of_turn([this] { end_turn(); });
+    loop_.every(std::chrono::seconds(10), [this] { close_stuck(); });
   }
   ~Parts() { stop(); }
 
@@ -53,26 +62,38 @@ class Gateway::Parts {
   }
 
  private:
-  // A command under way: its outcomes so far, and then its reply.
+  // A command under way: the outcomes of its present step so far, then its reply.
   struct Slot {
     Plan plan;
     std::vector<Outcome> outcomes;
     std::size_t left = 0;
+    std::size_t held = 0;  // bytes of its outcomes
+    int protocol = 2;      // when it was sent: a HELLO after it changes nothing for it
   };
   struct Connection final : net::Ready {
-    Connection(Parts& p, std::uint64_t n, int d) : parts(p), number(n), descriptor(d), parser(kMaxArgument) {}
+    Connection(Parts& p, std::uint64_t n, int d)
+        : parts(p), number(n), descriptor(d), parser(kMaxValueSize, kMaxCommand) {
+      session.id = n;
+    }
     ~Connection() override { ::close(descriptor); }
     void on_ready(std::uint32_t events) override { parts.on_connection(*this, events); }
     Parts& parts;
     const std::uint64_t number;
     const int descriptor;
+    Session session;
     Parser parser;
     std::deque<Slot> slots;        // oldest first
     std::uint64_t first_slot = 0;  // number of slots.front()
+    std::deque<Command> follow;    // come before what the parser has
     std::string out;
     std::size_t sent = 0;
+    std::size_t held = 0;  // bytes of outcomes in slots
+    std::size_t largest =
+        4 << 20;  // of the outcomes lately: what the next one may be; at first so much that few are tried
+    std::chrono::steady_clock::time_point progress = std::chrono::steady_clock::now();
     std::uint32_t interest = EPOLLIN;
-    bool blocked = false, ended = false, touched = false;  // ended: nothing more is read; closes when all is sent
+    // ended: nothing more is read; closes when all is sent. starved: commands wait for room, not for bytes.
+    bool blocked = false, ended = false, touched = false, starved = false;
   };
   struct Listener final : net::Ready {
     Listener(Parts& p, int d) : parts(p), descriptor(d) {}
@@ -85,21 +106,44 @@ class Gateway::Parts {
     std::uint64_t connection, slot;
     std::size_t index;
     Outcome outcome;
+    std::optional<Facts> facts;
   };
 
   void accept() {
     while (true) {
-      const int descriptor = ::accept4(listener_->descriptor, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+      sockaddr_storage from{};
+      socklen_t size = sizeof from;
+      const int descriptor =
+          ::accept4(listener_->descriptor, reinterpret_cast<sockaddr*>(&from), &size, SOCK_NONBLOCK | SOCK_CLOEXEC);
       if (descriptor < 0) return;
+      accepted_++;
       if (connections_.size() >= max_connections_) {
+        static constexpr std::string_view kFull = "-ERR max number of clients reached\r\n";
+        (void)!::send(descriptor, kFull.data(), kFull.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
         ::close(descriptor);
+        refused_++;
         continue;
       }
-      const int on = 1;
+      const int on = 1, idle = static_cast<int>(kKeepalive.count());
       ::setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+      ::setsockopt(descriptor, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+      ::setsockopt(descriptor, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
       auto connection = std::make_unique<Connection>(*this, next_++, descriptor);
+      connection->session.peer = text_of(from);
       if (loop_.add(descriptor, EPOLLIN, *connection)) connections_.emplace(connection->number, std::move(connection));
     }
+  }
+
+  static std::string text_of(const sockaddr_storage& from) {
+    char host[INET6_ADDRSTRLEN] = "?";
+    if (from.ss_family == AF_INET) {
+      const auto& four = reinterpret_cast<const sockaddr_in&>(from);
+      ::inet_ntop(AF_INET, &four.sin_addr, host, sizeof host);
+      return std::string(host) + ":" + std::to_string(ntohs(four.sin_port));
+    }
+    const auto& six = reinterpret_cast<const sockaddr_in6&>(from);
+    ::inet_ntop(AF_INET6, &six.sin6_addr, host, sizeof host);
+    return "[" + std::string(host) + "]:" + std::to_string(ntohs(six.sin6_port));
   }
 
   void on_connection(Connection& connection, std::uint32_t events) {
@@ -111,47 +155,83 @@ class Gateway::Parts {
     const ssize_t read = ::recv(connection.descriptor, buffer_.data(), buffer_.size(), 0);
     if (read < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (read <= 0 || connection.ended) return close(connection);
+    unread_ -= connection.parser.buffered();
     connection.parser.feed(std::string_view(buffer_).substr(0, static_cast<std::size_t>(read)));
+    unread_ += connection.parser.buffered();
     take_commands(connection);
+    if (unread_ > kMaxHeld && connection.parser.buffered() > (std::size_t{1} << 20)) return close(connection);
+  }
+
+  bool has_room(const Connection& connection) const {
+    if (connection.slots.empty()) return true;
+    if (connection.slots.back().plan.barrier || connection.slots.size() >= kMaxUnderWay) return false;
+    if (held_ > kMaxHeld) return false;
+    return connection.held + connection.out.size() - connection.sent + connection.slots.size() * connection.largest <
+           kMaxUnread;
   }
 
   void take_commands(Connection& connection) {
     touch(connection);
-    std::vector<std::string> command;
-    while (!connection.ended && connection.slots.size() < kMaxUnderWay) {
-      switch (connection.parser.next(command)) {
-        case Parser::Step::more: return;
-        case Parser::Step::broken: {
-          Slot slot;
-          add_error(slot.plan.reply, "ERR " + connection.parser.error());
-          connection.slots.push_back(std::move(slot));
-          connection.ended = true;
-          return;
-        }
-        case Parser::Step::command: start(connection, command); break;
+    Command command;
+    connection.starved = false;
+    while (!connection.ended) {
+      if (!has_room(connection)) {
+        connection.starved = true;
+        return;
       }
+      if (!connection.follow.empty()) {
+        command = std::move(connection.follow.front());
+        connection.follow.pop_front();
+        start(connection, std::move(command));
+        continue;
+      }
+      unread_ -= connection.parser.buffered();
+      const Parser::Step step = connection.parser.next(command);
+      unread_ += connection.parser.buffered();
+      if (step == Parser::Step::more) return;
+      if (step == Parser::Step::broken) {
+        Reply(connection.slots.emplace_back().plan.reply, connection.session.protocol)
+            .error("ERR " + connection.parser.error());
+        connection.ended = true;
+        return;
+      }
+      start(connection, std::move(command));
     }
   }
 
-  void start(Connection& connection, const std::vector<std::string>& command) {
+  void start(Connection& connection, Command command) {
     const std::uint64_t number = connection.first_slot + connection.slots.size();
-    Slot& slot = connection.slots.emplace_back();
-    slot.plan = plan(command, client_.partition_count(), [this] { return info(); });
     commands_++;
+    Slot& slot = connection.slots.emplace_back();
+    slot.protocol = connection.session.protocol;
+    slot.plan = plan(connection.session, std::move(command), client_.partition_count());
     if (slot.plan.close) connection.ended = true;
-    slot.left = slot.plan.operations.size();
-    slot.outcomes.resize(slot.left);
-    auto operations = std::move(slot.plan.operations);
-    const auto timeout = slot.plan.timeout;
-    for (std::size_t i = 0; i < operations.size(); i++)
-      client_.submit(std::move(operations[i]),
-                     [this, connection_number = connection.number, number, i](Outcome outcome) {
-                       arrive({connection_number, number, i, std::move(outcome)});
-                     },
-                     timeout);
+    for (auto at = slot.plan.follow.rbegin(); at != slot.plan.follow.rend(); ++at)
+      connection.follow.push_front(std::move(*at));
+    begin_step(connection, slot, number);
   }
 
-  // On the client's thread. The loop is woken once for all that arrive until it looks.
+  // Slots stay where they are in the deque while others are added and taken at its ends.
+  void begin_step(Connection& connection, Slot& slot, std::uint64_t number) {
+    auto operations = std::move(slot.plan.operations);
+    const auto timeout = slot.plan.timeout;
+    slot.left = operations.size() + (slot.plan.asks_node ? 1 : 0);
+    slot.outcomes.clear();
+    slot.outcomes.resize(operations.size());
+    if (slot.plan.asks_node)
+      ask_node_([this, connection_number = connection.number, number](Facts facts) {
+        arrive({connection_number, number, 0, {}, std::move(facts)});
+      });
+    for (std::size_t i = 0; i < operations.size(); i++)
+      client_.submit(
+          std::move(operations[i]),
+          [this, connection_number = connection.number, number, i](Outcome outcome) {
+            arrive({connection_number, number, i, std::move(outcome), {}});
+          },
+          timeout);
+  }
+
+  // On the client's or the node's thread. The loop is woken once for all that arrive until it looks.
   void arrive(Arrived arrived) {
     bool wake = false;
     {
@@ -173,9 +253,64 @@ class Gateway::Parts {
       if (found == connections_.end()) continue;
       Connection& connection = *found->second;
       Slot& slot = connection.slots[one.slot - connection.first_slot];
-      slot.outcomes[one.index] = std::move(one.outcome);
-      if (--slot.left == 0) touch(connection);
+      if (one.facts)
+        facts_ = std::move(*one.facts);
+      else {
+        const std::size_t size = size_of(one.outcome);
+        slot.held += size;
+        connection.held += size;
+        held_ += size;
+        connection.largest = std::max<std::size_t>(size, connection.largest - connection.largest / 4);
+        slot.outcomes[one.index] = std::move(one.outcome);
+      }
+      if (--slot.left == 0) end_step(connection, slot, one.slot);
     }
+  }
+
+  static std::size_t size_of(const Outcome& outcome) {
+    std::size_t size = sizeof outcome + outcome.value.size() + outcome.entries.size() * 64;
+    for (const Outcome& part : outcome.outcomes) size += size_of(part);
+    return size;
+  }
+
+  void end_step(Connection& connection, Slot& slot, std::uint64_t number) {
+    touch(connection);
+    if (slot.plan.next) {
+      const bool barrier = slot.plan.barrier;
+      slot.plan = slot.plan.next(slot.outcomes);
+      slot.plan.barrier |= barrier;
+      release(connection, slot);
+      return begin_step(connection, slot, number);
+    }
+    // WATCH's end decides what the next EXEC does, so it comes before anything later is planned.
+    if (slot.plan.asks_node || slot.plan.barrier) {
+      render(slot, slot.plan.reply);
+      slot.plan.render = nullptr;
+      slot.plan.barrier = false;
+      release(connection, slot);
+    }
+  }
+
+  void render(Slot& slot, std::string& out) {
+    if (slot.plan.asks_node) {
+      facts_.connections = connections_.size();
+      facts_.commands = commands_;
+      facts_.accepted = accepted_;
+      facts_.refused = refused_;
+      facts_.max_connections = max_connections_;
+    }
+    Reply reply(out, slot.protocol);
+    if (slot.plan.render)
+      slot.plan.render(slot.outcomes, facts_, reply);
+    else
+      reply.raw(slot.plan.reply);
+  }
+
+  void release(Connection& connection, Slot& slot) {
+    connection.held -= slot.held;
+    held_ -= slot.held;
+    slot.held = 0;
+    slot.outcomes.clear();
   }
 
   void touch(Connection& connection) {
@@ -197,8 +332,11 @@ class Gateway::Parts {
   void write_replies(Connection& connection) {
     while (!connection.slots.empty() && connection.slots.front().left == 0) {
       Slot& slot = connection.slots.front();
-      if (slot.plan.render) slot.plan.render(slot.outcomes, connection.out);
-      else connection.out += slot.plan.reply;
+      if (slot.plan.render)
+        render(slot, connection.out);
+      else
+        connection.out += slot.plan.reply;
+      release(connection, slot);
       connection.slots.pop_front();
       connection.first_slot++;
     }
@@ -207,8 +345,12 @@ class Gateway::Parts {
                                    connection.out.size() - connection.sent, MSG_NOSIGNAL);
       if (wrote < 0 && errno == EINTR) continue;
       if (wrote < 0 && errno != EAGAIN) return close(connection);
-      if (wrote < 0) connection.blocked = true;
-      else connection.sent += static_cast<std::size_t>(wrote);
+      if (wrote < 0) {
+        connection.blocked = true;
+      } else {
+        connection.sent += static_cast<std::size_t>(wrote);
+        if (connection.out.size() > kReadSize) connection.progress = std::chrono::steady_clock::now();
+      }
     }
     if (connection.sent == connection.out.size()) {
       connection.out.clear();
@@ -216,41 +358,55 @@ class Gateway::Parts {
       connection.sent = 0;
       if (connection.ended && connection.slots.empty()) return close(connection);
     }
-    // What was left unread in the parser while too much was under way.
-    if (connection.parser.buffered() > 0 && !connection.ended && connection.slots.size() < kMaxUnderWay / 2 && !connection.touched)
+    if (connection.starved && !connection.ended && !connection.touched && has_room(connection))
       take_commands(connection);
-    const bool reads = !connection.ended && connection.slots.size() < kMaxUnderWay && connection.out.size() - connection.sent < kMaxUnread;
-    const std::uint32_t wanted = (reads ? std::uint32_t{EPOLLIN} : 0u) | (connection.blocked ? std::uint32_t{EPOLLOUT} : 0u);
+    const bool reads = !connection.ended && has_room(connection);
+    const std::uint32_t wanted =
+        (reads ? std::uint32_t{EPOLLIN} : 0u) | (connection.blocked ? std::uint32_t{EPOLLOUT} : 0u);
     if (std::exchange(connection.interest, wanted) != wanted) loop_.change(connection.descriptor, wanted, connection);
+  }
+
+  void close_stuck() {
+    const auto now = std::chrono::steady_clock::now();
+    std::vector<Connection*> stuck;
+    for (const auto& [number, connection] : connections_) {
+      if (!connection->blocked)
+        connection->progress = now;
+      else if (now - connection->progress > kStuck)
+        stuck.push_back(connection.get());
+    }
+    for (Connection* connection : stuck) close(*connection);
   }
 
   void close(Connection& connection) {
     loop_.remove(connection.descriptor, connection);
     const auto found = connections_.find(connection.number);
+    held_ -= connection.held;
+    unread_ -= connection.parser.buffered();
     closed_.push_back(std::move(found->second));
     connections_.erase(found);
   }
 
-  std::string info() const {
-    return "# Server\r\nredis_version:7.0.0\r\nserver_name:zht\r\nredis_mode:standalone\r\n# Clients\r\nconnected_clients:" +
-           std::to_string(connections_.size()) + "\r\n# Stats\r\ntotal_commands_processed:" + std::to_string(commands_) + "\r\n";
-  }
-
   Client& client_;
+  const AskNode ask_node_;
   const std::size_t max_connections_;
   net::EventLoop loop_;
   std::unique_ptr<Listener> listener_;
   std::unordered_map<std::uint64_t, std::unique_ptr<Connection>> connections_;
   std::vector<std::unique_ptr<Connection>> closed_;
   std::vector<std::uint64_t> touched_;
-  std::uint64_t next_ = 1, commands_ = 0;
+  std::uint64_t next_ = 1, commands_ = 0, accepted_ = 0, refused_ = 0;
+  std::size_t held_ = 0;    // bytes of outcomes, all connections
+  std::size_t unread_ = 0;  // bytes that parsers hold, all connections
+  Facts facts_;
   std::string buffer_;
   std::mutex mutex_;  // guards arrived_
   std::vector<Arrived> arrived_;
   std::thread thread_;
 };
 
-Gateway::Gateway(Client& client, std::size_t max_connections) : parts_(std::make_unique<Parts>(client, max_connections)) {}
+Gateway::Gateway(Client& client, AskNode ask_node, std::size_t max_connections)
+    : parts_(std::make_unique<Parts>(client, std::move(ask_node), max_connections)) {}
 Gateway::~Gateway() = default;
 base::Result<std::string> Gateway::listen(const std::string& address) { return parts_->listen(address); }
 void Gateway::run() { parts_->run(); }

@@ -1,10 +1,12 @@
 // The RESP listener: any Redis client reaches the store through it. One thread with an event loop; commands become
 // operations of a zht::Client, replies leave in the order of their commands whatever order the outcomes come in.
 //
-// Bounds: an argument of 64 MiB, 10,000 commands and 64 MiB of replies under way a connection; a client past them is not
-// read from until it has caught up.
+// Bounds: an argument of 16 MiB, a command of 64 MiB, 10,000 commands and 64 MiB of replies under way a connection; a
+// client past the last two is not read from until it has caught up, and closed when it reads nothing for two minutes. 1
+// GiB of outcomes and of half-read commands over all connections.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -12,13 +14,16 @@
 #include "novoht/base/result.h"
 #include "zht/client.h"
 #include "zht/net/event_loop.h"
+#include "zht/resp/commands.h"
 
 namespace zht::resp {
 
 class Gateway {
  public:
-  // `client` outlives it.
-  explicit Gateway(Client& client, std::size_t max_connections = 20'000);
+  // Gets the facts of the node and tells them to its argument, once, on any thread.
+  using AskNode = std::function<void(std::function<void(Facts)>)>;
+  // `client` outlives it; both may call back until stop() has returned.
+  Gateway(Client& client, AskNode ask_node, std::size_t max_connections = 20'000);
   ~Gateway();
   // Before run(). Returns the address it got. Errors as net::FrameServer::listen_tcp.
   base::Result<std::string> listen(const std::string& address);

@@ -68,7 +68,8 @@ Parser::Step Parser::next(std::vector<std::string>& command) {
     if (arguments_left_ < 0) {
       if (at_ == buffer_.size()) return Step::more;
       const bool array = buffer_[at_] == '*';
-      if (!line(text)) return buffered() > kMaxInline ? fail("Protocol error: too big inline request") : Step::more;
+      if (!line(text))
+        return buffer_.size() - at_ > kMaxInline ? fail("Protocol error: too big inline request") : Step::more;
       if (!array) {
         command.clear();
         if (!words(text, command)) return fail("Protocol error: unbalanced quotes in request");
@@ -84,36 +85,28 @@ Parser::Step Parser::next(std::vector<std::string>& command) {
     }
     if (arguments_left_ == 0) {
       arguments_left_ = -1;
+      taken_ = 0;
       command = std::exchange(partial_, {});
       return Step::command;
     }
     if (bulk_ < 0) {
-      if (!line(text)) return buffered() > kMaxInline ? fail("Protocol error: too big bulk count string") : Step::more;
+      if (!line(text))
+        return buffer_.size() - at_ > kMaxInline ? fail("Protocol error: too big bulk count string") : Step::more;
       if (text.empty() || text[0] != '$') return fail("Protocol error: expected '$'");
       if (!number(text.substr(1), bulk_) || bulk_ < 0 || static_cast<std::uint64_t>(bulk_) > max_bulk_)
         return fail("Protocol error: invalid bulk length");
+      if (taken_ + static_cast<std::size_t>(bulk_) > max_command_) return fail("Protocol error: too big a command");
     }
     const auto size = static_cast<std::size_t>(bulk_);
-    if (buffered() < size + 2) return Step::more;
-    if (buffer_[at_ + size] != '\r' || buffer_[at_ + size + 1] != '\n') return fail("Protocol error: a bulk string without its end");
+    if (buffer_.size() - at_ < size + 2) return Step::more;
+    if (buffer_[at_ + size] != '\r' || buffer_[at_ + size + 1] != '\n')
+      return fail("Protocol error: a bulk string without its end");
     partial_.emplace_back(buffer_, at_, size);
+    taken_ += size + 16;
     at_ += size + 2;
     bulk_ = -1;
     arguments_left_--;
   }
 }
-
-void add_simple(std::string& out, std::string_view text) { (out += '+').append(text).append("\r\n"); }
-void add_error(std::string& out, std::string_view text) {
-  out += '-';
-  for (char c : text) out += c == '\r' || c == '\n' ? ' ' : c;
-  out += "\r\n";
-}
-void add_integer(std::string& out, std::int64_t value) { (out += ':').append(std::to_string(value)).append("\r\n"); }
-void add_bulk(std::string& out, std::string_view bytes) {
-  (out += '$').append(std::to_string(bytes.size())).append("\r\n").append(bytes).append("\r\n");
-}
-void add_nil(std::string& out) { out += "$-1\r\n"; }
-void add_array(std::string& out, std::size_t count) { (out += '*').append(std::to_string(count)).append("\r\n"); }
 
 }  // namespace zht::resp

@@ -20,32 +20,26 @@ class Parser {
   static constexpr std::size_t kMaxArguments = 100'000;
   static constexpr std::size_t kMaxInline = std::size_t{64} << 10;
 
-  // max_bulk: bytes of one argument; more breaks the connection, as the rest of the stream cannot be trusted.
-  explicit Parser(std::size_t max_bulk) : max_bulk_(max_bulk) {}
+  // max_bulk: bytes of one argument; max_command: of all arguments of one. More breaks the connection, as the rest of
+  // the stream cannot be trusted.
+  Parser(std::size_t max_bulk, std::size_t max_command) : max_bulk_(max_bulk), max_command_(max_command) {}
   void feed(std::string_view bytes) { buffer_.append(bytes); }
   // broken: error() says what; nothing more can be read.
   Step next(std::vector<std::string>& command);
   const std::string& error() const { return error_; }
-  std::size_t buffered() const { return buffer_.size() - at_; }
+  std::size_t buffered() const { return buffer_.size() - at_ + taken_; }  // bytes held, of an unfinished command too
 
  private:
   bool line(std::string_view& out);  // without its end; false: not all there
   Step fail(std::string text);
-  std::size_t max_bulk_;
+  std::size_t max_bulk_, max_command_;
   std::string buffer_;
   std::size_t at_ = 0;
   std::int64_t arguments_left_ = -1;  // -1: between commands
   std::int64_t bulk_ = -1;            // size of the argument whose bytes come next
   std::vector<std::string> partial_;
+  std::size_t taken_ = 0;  // bytes in partial_
   std::string error_;
 };
-
-// Replies.
-void add_simple(std::string& out, std::string_view text);   // +OK
-void add_error(std::string& out, std::string_view text);    // -ERR ..., line ends made harmless
-void add_integer(std::string& out, std::int64_t number);
-void add_bulk(std::string& out, std::string_view bytes);
-void add_nil(std::string& out);
-void add_array(std::string& out, std::size_t count);        // its elements follow
 
 }  // namespace zht::resp

@@ -81,6 +81,19 @@ Result<std::pair<std::string, std::uint16_t>> allowed_address(const std::string&
   return address;
 }
 
+resp::Facts facts_of(const wire::Status& status) {
+  resp::Facts facts;
+  facts.uptime_ms = status.uptime_ms();
+  facts.durability = status.durability();
+  for (const wire::InstanceStatus& one : status.instances()) {
+    facts.keys += one.keys();
+    facts.memory_bytes += one.memory_bytes();
+    facts.disk_bytes += one.disk_bytes();
+    facts.operations += one.operations();
+  }
+  return facts;
+}
+
 // Connections and segments are file descriptors; the default soft limit of 1024 is soon used up.
 void raise_descriptor_limit() {
   rlimit limit{};
@@ -130,6 +143,7 @@ struct Node::Parts final : net::FrameHandler {
   std::atomic<std::uint64_t> clients{0};
 
   void on_frame(net::ConnectionNumber from, const wire::Frame& frame, std::string& out) override;
+  void gather(std::function<void(const wire::Status&)> deliver);
   void status(net::ConnectionNumber to, std::uint64_t request);
   Result<void> listen_for_redis(Node& node);
   void end_redis();
@@ -167,11 +181,12 @@ void Node::Parts::on_frame(net::ConnectionNumber from, const wire::Frame& frame,
   reply(Code::unsupported, "control request " + std::to_string(frame.op) + " is not known to this build", {});
 }
 
-// Asks every instance, each on its own thread, and answers when the last has reported.
-void Node::Parts::status(net::ConnectionNumber to, std::uint64_t request) {
+// Asks every instance, each on its own thread; `deliver` hears on the manager's when the last has reported.
+void Node::Parts::gather(std::function<void(const wire::Status&)> deliver) {
   struct Gathering {
     wire::Status message;
     std::size_t left = 0;
+    std::function<void(const wire::Status&)> deliver;
   };
   auto gathering = std::make_shared<Gathering>();
   auto& message = gathering->message;
@@ -199,9 +214,10 @@ void Node::Parts::status(net::ConnectionNumber to, std::uint64_t request) {
     one->set_unix_socket(instance.unix_socket);
   }
   gathering->left = instances.size();
+  gathering->deliver = std::move(deliver);
   for (std::size_t i = 0; i < instances.size(); i++) {
-    instances[i]->report([this, i, gathering, to, request](InstanceReport report) {
-      loop.post([this, i, gathering, to, request, report = std::move(report)] {
+    instances[i]->report([this, i, gathering](InstanceReport report) {
+      loop.post([i, gathering, report = std::move(report)] {
         auto& one = *gathering->message.mutable_instances(static_cast<int>(i));
         one.set_partitions(report.partitions);
         one.set_keys(report.store.keys);
@@ -215,14 +231,20 @@ void Node::Parts::status(net::ConnectionNumber to, std::uint64_t request) {
         one.set_syncs(report.store.syncs);
         one.set_redirects(report.operations.redirects);
         one.set_failure(report.failure);
-        if (--gathering->left != 0 || endpoint == nullptr) return;
-        std::string frame;
-        wire::encode_control(frame, wire::FrameType::control_reply, wire::ControlKind::status, request, Code::ok, {},
-                             gathering->message.SerializeAsString());
-        endpoint->send(to, std::move(frame));
+        if (--gathering->left == 0) gathering->deliver(gathering->message);
       });
     });
   }
+}
+
+void Node::Parts::status(net::ConnectionNumber to, std::uint64_t request) {
+  gather([this, to, request](const wire::Status& message) {
+    if (endpoint == nullptr) return;
+    std::string frame;
+    wire::encode_control(frame, wire::FrameType::control_reply, wire::ControlKind::status, request, Code::ok, {},
+                         message.SerializeAsString());
+    endpoint->send(to, std::move(frame));
+  });
 }
 
 void Node::Parts::sync(net::ConnectionNumber to, std::uint64_t request) {
@@ -334,7 +356,14 @@ Result<void> Node::Parts::listen_for_redis(Node& node) {
   } else {
     redis_client = node.client();
   }
-  redis = std::make_unique<resp::Gateway>(*redis_client);
+  redis = std::make_unique<resp::Gateway>(
+      *redis_client,
+      [this](std::function<void(resp::Facts)> tell) {
+        loop.post([this, tell = std::move(tell)] {
+          gather([tell](const wire::Status& status) { tell(facts_of(status)); });
+        });
+      },
+      settings.max_connections);
   TRY_LET(bound, redis->listen(settings.resp));
   resp_address = bound;
   redis->run();

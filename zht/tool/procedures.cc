@@ -1,4 +1,5 @@
 #include "zht/procedure.h"
+#include "zht/resp/procedures.h"
 #include "zht/tool/serve.h"
 
 #ifdef ZHT_WITH_FUSIONFS
@@ -15,6 +16,7 @@ namespace zht::tool {
 
 void add_all_procedures(Procedures& procedures) {
   add_general_procedures(procedures);
+  resp::add_procedures(procedures);
 #ifdef ZHT_WITH_FUSIONFS
   fusionfs::add_procedures(procedures);
 #endif
