@@ -102,9 +102,12 @@ class Gateway::Parts {
     Parts& parts;
     const int descriptor;
   };
+  struct Place {  // that an outcome is for
+    std::uint64_t connection = 0, slot = 0;
+    std::size_t index = 0;
+  };
   struct Arrived {
-    std::uint64_t connection, slot;
-    std::size_t index;
+    Place place;
     Outcome outcome;
     std::optional<Facts> facts;
   };
@@ -220,15 +223,31 @@ class Gateway::Parts {
     slot.outcomes.resize(operations.size());
     if (slot.plan.asks_node)
       ask_node_([this, connection_number = connection.number, number](Facts facts) {
-        arrive({connection_number, number, 0, {}, std::move(facts)});
+        arrive({{connection_number, number, 0}, {}, std::move(facts)});
       });
-    for (std::size_t i = 0; i < operations.size(); i++)
+    for (std::size_t i = 0; i < operations.size(); i++) {
+      if (operations[i].kind != OpKind::callback) {
+        wanted_.push_back(std::move(operations[i]));
+        wanted_by_.push_back({connection.number, number, i});
+        continue;
+      }
       client_.submit(
           std::move(operations[i]),
           [this, connection_number = connection.number, number, i](Outcome outcome) {
-            arrive({connection_number, number, i, std::move(outcome), {}});
+            arrive({{connection_number, number, i}, std::move(outcome), {}});
           },
           timeout);
+    }
+  }
+
+  // All that a turn has brought, of all connections, together: in the node's own process that is one round of each
+  // instance, executed on this thread, and one write (and sync) of its log. What comes of it (a SCAN's next step) has
+  // the next turn, so that no command keeps the others waiting.
+  void run_wanted() {
+    if (wanted_.empty()) return;
+    std::vector<Place> places = std::exchange(wanted_by_, {});
+    std::vector<Outcome> outcomes = client_.call_all(std::exchange(wanted_, {}));
+    for (std::size_t i = 0; i < places.size(); i++) take({places[i], std::move(outcomes[i]), {}});
   }
 
   // On the client's or the node's thread. The loop is woken once for all that arrive until it looks.
@@ -248,23 +267,25 @@ class Gateway::Parts {
       const std::lock_guard lock(mutex_);
       all.swap(arrived_);
     }
-    for (Arrived& one : all) {
-      const auto found = connections_.find(one.connection);
-      if (found == connections_.end()) continue;
-      Connection& connection = *found->second;
-      Slot& slot = connection.slots[one.slot - connection.first_slot];
-      if (one.facts)
-        facts_ = std::move(*one.facts);
-      else {
-        const std::size_t size = size_of(one.outcome);
-        slot.held += size;
-        connection.held += size;
-        held_ += size;
-        connection.largest = std::max<std::size_t>(size, connection.largest - connection.largest / 4);
-        slot.outcomes[one.index] = std::move(one.outcome);
-      }
-      if (--slot.left == 0) end_step(connection, slot, one.slot);
+    for (Arrived& one : all) take(std::move(one));
+  }
+
+  void take(Arrived one) {
+    const auto found = connections_.find(one.place.connection);
+    if (found == connections_.end()) return;
+    Connection& connection = *found->second;
+    Slot& slot = connection.slots[one.place.slot - connection.first_slot];
+    if (one.facts) {
+      facts_ = std::move(*one.facts);
+    } else {
+      const std::size_t size = size_of(one.outcome);
+      slot.held += size;
+      connection.held += size;
+      held_ += size;
+      connection.largest = std::max<std::size_t>(size, connection.largest - connection.largest / 4);
+      slot.outcomes[one.place.index] = std::move(one.outcome);
     }
+    if (--slot.left == 0) end_step(connection, slot, one.place.slot);
   }
 
   static std::size_t size_of(const Outcome& outcome) {
@@ -318,6 +339,7 @@ class Gateway::Parts {
   }
 
   void end_turn() {
+    run_wanted();
     // Writing makes room, which may let more commands in, which touches again.
     while (!touched_.empty())
       for (std::uint64_t number : std::exchange(touched_, {})) {
@@ -327,6 +349,7 @@ class Gateway::Parts {
         write_replies(*found->second);
       }
     closed_.clear();
+    if (!wanted_.empty()) loop_.post([] {});
   }
 
   void write_replies(Connection& connection) {
@@ -400,7 +423,9 @@ class Gateway::Parts {
   std::size_t unread_ = 0;  // bytes that parsers hold, all connections
   Facts facts_;
   std::string buffer_;
-  std::mutex mutex_;  // guards arrived_
+  std::vector<Operation> wanted_;  // of this turn
+  std::vector<Place> wanted_by_;   // as many
+  std::mutex mutex_;               // guards arrived_
   std::vector<Arrived> arrived_;
   std::thread thread_;
 };

@@ -348,14 +348,7 @@ Result<void> Node::Parts::listen() {
 // Redis clients know one address; the gateway's client knows which instance each key is with.
 Result<void> Node::Parts::listen_for_redis(Node& node) {
   TRY(allowed_address(settings.resp, settings.insecure));
-  if (settings.unix_sockets) {
-    ClientOptions options;
-    options.cluster = "unix:" + table.instances.front().unix_socket;
-    TRY_LET(client, connect(std::move(options)));
-    redis_client = std::move(client);
-  } else {
-    redis_client = node.client();
-  }
+  redis_client = node.client();
   redis = std::make_unique<resp::Gateway>(
       *redis_client,
       [this](std::function<void(resp::Facts)> tell) {
