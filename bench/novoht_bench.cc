@@ -10,6 +10,7 @@
 //                 once with the housekeeping that comes between two rounds
 //   always        inserts that survive a loss of power, one and 64 to a sync
 //   recover       a process that inserted is gone without closing anything: until the first lookup is answered
+//   shared        lookups and inserts of two threads at once (bench/novoht_shared.h)
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -21,6 +22,7 @@
 #include <numeric>
 
 #include "bench/novoht_engines.h"
+#include "bench/novoht_shared.h"
 
 namespace bench {
 namespace {
@@ -82,6 +84,11 @@ class Measurement {
     require(notes_ != MAP_FAILED, "mmap failed");
   }
 
+  bool wanted(const std::string& section) const {
+    const std::string only = "," + arguments_.option("only", section) + ",";
+    return only.find("," + section + ",") != std::string::npos;
+  }
+
   void run() {
     const auto pairs = arguments_.pick<std::size_t>(20'000, 1'000'000, 1'000'000);
     workload(pairs);
@@ -95,11 +102,6 @@ class Measurement {
   }
 
  private:
-  bool wanted(const std::string& section) const {
-    const std::string only = "," + arguments_.option("only", section) + ",";
-    return only.find("," + section + ",") != std::string::npos;
-  }
-
   // Whether `pairs` of them fit into this machine's free memory, going by what a pair took before; else says so.
   bool fits(std::size_t pairs) const {
     if (notes_->bytes_per_pair == 0) return true;
@@ -299,9 +301,15 @@ class Measurement {
   Notes* const notes_;
 };
 
-template <typename Engine>
+// Shared: the same for many threads, if there is such.
+template <typename Engine, typename Shared = void>
 void measure(const Arguments& arguments) {
-  Measurement<Engine>(arguments).run();
+  Measurement<Engine> measurement(arguments);
+  measurement.run();
+  if constexpr (!std::is_void_v<Shared>) {
+    if (measurement.wanted("shared"))
+      in_own_process(arguments, "shared", [&](const std::string& folder) { measure_shared<Shared>(arguments, Report(arguments), folder); });
+  }
 }
 
 }  // namespace
@@ -312,10 +320,10 @@ int main(int argc, char** argv) {
   const Arguments arguments = parse("novoht",
                                     {"novoht", "unordered_map", "flat_hash_map", "kyoto", "tkrzw", "bdb", "leveldb", "rocksdb", "lmdb"},
                                     argc, argv);
-  if (arguments.system == "novoht") measure<NovohtEngine>(arguments);
-  if (arguments.system == "unordered_map") measure<MapEngine<UnorderedMap>>(arguments);
+  if (arguments.system == "novoht") measure<NovohtEngine, SharedNovoht>(arguments);
+  if (arguments.system == "unordered_map") measure<MapEngine<UnorderedMap>, SharedUnordered>(arguments);
 #ifdef WITH_ABSL
-  if (arguments.system == "flat_hash_map") measure<MapEngine<FlatHashMap>>(arguments);
+  if (arguments.system == "flat_hash_map") measure<MapEngine<FlatHashMap>, ShardedFlat>(arguments);
 #else
   if (arguments.system == "flat_hash_map") unavailable("built without absl::flat_hash_map (Debian package libabsl-dev)");
 #endif
