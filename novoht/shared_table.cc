@@ -14,7 +14,7 @@ using core::SharedIndex;
 using core::SharedNode;
 
 struct SharedTable::Parts {
-  explicit Parts(SharedOptions given) : options(std::move(given)) {}
+  Parts(base::FileSystem& files, SharedOptions given) : options(std::move(given)), index(files.threads()) {}
   ~Parts() {
     if (!housekeeper.joinable()) return;
     {
@@ -205,7 +205,7 @@ SharedTable::SharedTable(std::unique_ptr<Parts> parts) : parts_(std::move(parts)
 SharedTable::~SharedTable() = default;
 
 Result<std::unique_ptr<SharedTable>> SharedTable::open(base::FileSystem& files, std::string folder, SharedOptions options) {
-  auto parts = std::make_unique<Parts>(options);
+  auto parts = std::make_unique<Parts>(files, options);
   TRY_LET(store, Store::open(files, std::move(folder), options.store));
   parts->store = std::move(store);
   parts->tell_time();

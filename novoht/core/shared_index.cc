@@ -5,7 +5,7 @@
 
 namespace novoht::core {
 
-SharedIndex::SharedIndex() {
+SharedIndex::SharedIndex(bool threaded) : arena_(threaded) {
   auto* const directory = new Directory(0);
   directory->leaves[0].store(make_leaf(0));
   directory_.store(directory);

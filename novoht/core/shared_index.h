@@ -53,7 +53,7 @@ static_assert(sizeof(SharedNode) == 16);
 
 class SharedIndex {
  public:
-  SharedIndex();
+  explicit SharedIndex(bool threaded);  // a thread of its own makes memory ready
   ~SharedIndex();  // no reader inside
   SharedIndex(const SharedIndex&) = delete;
   SharedIndex& operator=(const SharedIndex&) = delete;

@@ -82,7 +82,7 @@ TEST(SharedTableTest, EveryKindOfChangeIsSeenAndKept) {
 
 // A moving set of keys against a plain map, through many splits, dead slots and growing values.
 TEST(SharedIndexTest, HoldsWhatAMapHolds) {
-  core::SharedIndex index;
+  core::SharedIndex index(false);
   std::unordered_map<std::string, std::pair<std::string, Version>> model;
   base::Random random(1);
   for (Version version = 1; version <= 60'000; version++) {
@@ -114,7 +114,7 @@ TEST(SharedIndexTest, HoldsWhatAMapHolds) {
 }
 
 TEST(SharedIndexTest, WhatAReaderMayLookAtIsNotFreedAndAfterwardsItIs) {
-  core::SharedIndex index;
+  core::SharedIndex index(true);
   const std::uint64_t hash = base::hash64("k");
   index.put(hash, "k", "old value", 0, 1);
   // More readers than there are places: the last ones are counted only.
