@@ -1,7 +1,10 @@
 // The typed blocking forms, all in terms of Client::submit.
 #include "zht/client.h"
 
+#include <algorithm>
+#include <atomic>
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 
 namespace zht {
@@ -27,19 +30,34 @@ class Waiter {
   std::size_t left_;
 };
 
-Value value_of(Outcome outcome) {
+std::vector<Result<Version>> versions_of(std::vector<Outcome> outcomes) {
+  std::vector<Result<Version>> versions;
+  versions.reserve(outcomes.size());
+  for (Outcome& outcome : outcomes) versions.push_back(version_of(std::move(outcome)));
+  return versions;
+}
+
+}  // namespace
+
+Result<Version> version_of(Outcome outcome) {
+  if (!outcome.ok()) return outcome.error();
+  return outcome.version;
+}
+
+Result<Value> value_of(Outcome outcome) {
+  if (!outcome.ok()) return outcome.error();
   Value value;
   value.value = std::move(outcome.value);
-  value.version = outcome.version;
+  value.version = outcome.present ? outcome.version : 0;
   value.fragments = std::move(outcome.fragments);
   value.size = outcome.size;
   value.offset = outcome.offset;
   return value;
 }
 
-Result<Version> version_of(Outcome outcome) {
+Result<Appended> appended_of(Outcome outcome) {
   if (!outcome.ok()) return outcome.error();
-  return outcome.version;
+  return Appended{outcome.size, outcome.fragment_index, outcome.version};
 }
 
 Result<Swap> swap_of(Outcome outcome) {
@@ -51,7 +69,33 @@ Result<Swap> swap_of(Outcome outcome) {
   return swap;
 }
 
-}  // namespace
+RequestNumber Client::start(Operation operation, Completion completion, Millis timeout) {
+  submit(std::move(operation), std::move(completion), timeout);
+  return 0;
+}
+
+void Client::cancel(RequestNumber) {}
+
+void Client::submit_all(std::vector<Operation> operations, AllCompletion completion, Millis timeout) {
+  struct Gathering {
+    std::vector<Outcome> outcomes;
+    std::atomic<std::size_t> left;
+    AllCompletion completion;
+  };
+  auto gathering = std::make_shared<Gathering>();
+  gathering->outcomes.resize(operations.size());
+  gathering->left = operations.size();
+  gathering->completion = std::move(completion);
+  if (operations.empty()) return gathering->completion({});
+  for (std::size_t i = 0; i < operations.size(); i++)
+    submit(
+        std::move(operations[i]),
+        [gathering, i](Outcome outcome) {
+          gathering->outcomes[i] = std::move(outcome);
+          if (gathering->left.fetch_sub(1) == 1) gathering->completion(std::move(gathering->outcomes));
+        },
+        timeout);
+}
 
 Outcome Client::call(Operation operation, Millis timeout) {
   Waiter waiter(1);
@@ -90,16 +134,12 @@ Result<Version> Client::insert_new(Bytes key, Bytes value, Millis ttl) {
   return version_of(call(Operation::insert_new(std::string(key), std::string(value), ttl)));
 }
 Result<Value> Client::lookup(Bytes key, Range range) {
-  Outcome outcome = call(Operation::lookup(std::string(key), range));
-  if (!outcome.ok()) return outcome.error();
-  return value_of(std::move(outcome));
+  return value_of(call(Operation::lookup(std::string(key), range)));
 }
 Result<Version> Client::remove(Bytes key) { return version_of(call(Operation::remove(std::string(key)))); }
 
 Result<Appended> Client::append(Bytes key, Bytes value, std::uint64_t limit) {
-  const Outcome outcome = call(Operation::append(std::string(key), std::string(value), limit));
-  if (!outcome.ok()) return outcome.error();
-  return Appended{outcome.size, outcome.fragment_index, outcome.version};
+  return appended_of(call(Operation::append(std::string(key), std::string(value), limit)));
 }
 Result<Swap> Client::cswap(Bytes key, Condition expected, Bytes desired, Millis ttl) {
   return swap_of(call(Operation::cswap(std::string(key), std::move(expected), std::string(desired), ttl)));
@@ -108,11 +148,7 @@ Result<Swap> Client::cswap_remove(Bytes key, Condition expected) {
   return swap_of(call(Operation::cswap_remove(std::string(key), std::move(expected))));
 }
 Result<Value> Client::callback(Bytes key, Condition condition, Millis timeout, Range range) {
-  Outcome outcome = call(Operation::callback(std::string(key), std::move(condition), range), timeout);
-  if (!outcome.ok()) return outcome.error();
-  Value value = value_of(std::move(outcome));
-  if (!outcome.present) value.version = 0;
-  return value;
+  return value_of(call(Operation::callback(std::string(key), std::move(condition), range), timeout));
 }
 Result<std::string> Client::update(Bytes key, std::string_view procedure, Bytes arguments) {
   Outcome outcome = call(Operation::update(std::string(key), std::string(procedure), std::string(arguments)));
@@ -123,6 +159,58 @@ Result<std::vector<Outcome>> Client::batch(std::vector<Operation> operations) {
   Outcome outcome = call(Operation::batch(std::move(operations)));
   if (!outcome.ok()) return outcome.error();
   return std::move(outcome.outcomes);
+}
+
+std::vector<Result<Value>> Client::lookup_many(std::vector<std::string> keys) {
+  std::vector<Operation> operations;
+  operations.reserve(keys.size());
+  for (std::string& key : keys) operations.push_back(Operation::lookup(std::move(key)));
+  std::vector<Result<Value>> values;
+  values.reserve(keys.size());
+  for (Outcome& outcome : call_all(std::move(operations)))
+    values.push_back(value_of(std::move(outcome)));
+  return values;
+}
+
+std::vector<Result<Version>> Client::insert_many(std::vector<std::pair<std::string, std::string>> pairs, Millis ttl) {
+  std::vector<Operation> operations;
+  operations.reserve(pairs.size());
+  for (auto& [key, value] : pairs) operations.push_back(Operation::insert(std::move(key), std::move(value), ttl));
+  return versions_of(call_all(std::move(operations)));
+}
+
+std::vector<Result<Version>> Client::remove_many(std::vector<std::string> keys) {
+  std::vector<Operation> operations;
+  operations.reserve(keys.size());
+  for (std::string& key : keys) operations.push_back(Operation::remove(std::move(key)));
+  return versions_of(call_all(std::move(operations)));
+}
+
+Result<void> Client::scan(std::string prefix, const std::function<bool(const ScanEntry&)>& entry, std::uint64_t page) {
+  if (page == 0 || page > 10'000) return fail(Code::invalid, "scan: ", page, " entries a page; 1 to 10000");
+  // A prefix that holds a whole tag names its partition; else every partition may have such keys.
+  const bool tagged = hash_tag(prefix).size() < prefix.size();
+  const std::uint32_t first = tagged ? static_cast<std::uint32_t>(partition_of(prefix, partition_count())) : 0;
+  const std::uint32_t last = tagged ? first + 1 : partition_count();
+  // Most partitions have few such keys: the next ones are asked meanwhile.
+  constexpr std::uint32_t kAhead = 64;
+  for (std::uint32_t from = first; from < last; from += kAhead) {
+    std::vector<Operation> pages;
+    for (std::uint32_t p = from; p < std::min(last, from + kAhead); p++)
+      pages.push_back(Operation::scan(PartitionId{p}, 0, prefix, page));
+    std::vector<Outcome> outcomes = call_all(std::move(pages));
+    for (std::size_t i = 0; i < outcomes.size(); i++) {
+      Outcome outcome = std::move(outcomes[i]);
+      for (;;) {
+        if (!outcome.ok()) return outcome.error();
+        for (const ScanEntry& one : outcome.entries)
+          if (!entry(one)) return {};
+        if (outcome.cursor == 0) break;
+        outcome = call(Operation::scan(PartitionId{from + static_cast<std::uint32_t>(i)}, outcome.cursor, prefix, page));
+      }
+    }
+  }
+  return {};
 }
 
 }  // namespace zht

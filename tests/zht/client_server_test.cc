@@ -255,6 +255,22 @@ TEST_F(ClientTest, ASilentNodeMeansMayHaveHappenedForChangesAlone) {
   EXPECT_EQ(c->lookup("k")->value, "x");
 }
 
+TEST_F(ClientTest, ASilentNodeIsAskedAnewAndExecutesOnce) {
+  const auto c = client();
+  ASSERT_TRUE(c->insert("sync", ""));
+  stop_still();
+  auto waiting = std::async(std::launch::async, [&] { return c->append("sync", "x"); });
+  std::promise<Outcome> answer;
+  c->submit(Operation::append("async", "x"), [&](Outcome outcome) { answer.set_value(std::move(outcome)); });
+  // Both give up their connections after client::kPatience, and ask on new ones.
+  std::this_thread::sleep_for(client::kPatience + 500ms);
+  ASSERT_EQ(kill(node(), SIGCONT), 0);
+  EXPECT_EQ(waiting.get()->size, 1u);
+  EXPECT_EQ(answer.get_future().get().size, 1u);
+  EXPECT_EQ(c->lookup("sync")->value, "x");
+  EXPECT_EQ(c->lookup("async")->value, "x");
+}
+
 TEST_F(ClientTest, WithNobodyThereNothingHappened) {
   ClientOptions with = options();
   (void)client();  // starts the node

@@ -18,5 +18,5 @@ add_unit_test(zht_cli_test
 add_dependencies(zht_cli_test zht_program)
 # Has its node inside.
 add_unit_test(zht_client_node_test
-  SOURCES client_node_test.cc
-  USES zht_node)
+  SOURCES client_node_test.cc client_async_test.cc
+  USES zht_node zht_asio)

@@ -31,6 +31,15 @@ int millis_until(base::Time deadline) {
 
 }  // namespace
 
+void make_lively(int descriptor) {
+  const int on = 1, idle_seconds = 15, between_seconds = 5, probes = 3;
+  setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  setsockopt(descriptor, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  setsockopt(descriptor, IPPROTO_TCP, TCP_KEEPIDLE, &idle_seconds, sizeof idle_seconds);
+  setsockopt(descriptor, IPPROTO_TCP, TCP_KEEPINTVL, &between_seconds, sizeof between_seconds);
+  setsockopt(descriptor, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
+}
+
 Result<int> open_socket(const SocketAddress& address, const std::string& name, base::Time deadline) {
   const int fd = socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) return fail(Code::unavailable, name, ": socket: ", std::strerror(errno));
@@ -50,10 +59,7 @@ Result<int> open_socket(const SocketAddress& address, const std::string& name, b
     getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
     if (error != 0) return give_up(error);
   }
-  if (address.family() != AF_UNIX) {
-    const int on = 1;
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  }
+  if (address.family() != AF_UNIX) make_lively(fd);
   return fd;
 }
 
@@ -65,6 +71,7 @@ Channel& Channel::operator=(Channel&& from) noexcept {
   to_ = from.to_;
   requests_ = from.requests_;
   sent_ = from.sent_;
+  patience_ = from.patience_;
   return *this;
 }
 
@@ -110,7 +117,7 @@ Result<void> Channel::send_only(base::Time deadline) {
     }
     if (errno == EINTR) continue;
     if (errno != EAGAIN) return fail(Code::unavailable, "connection lost: ", std::strerror(errno));
-    TRY(wait_for(POLLOUT, deadline));
+    TRY(wait_for(POLLOUT, std::min<base::Time>(deadline, now() + patience_)));
   }
   out_.clear();
   if (out_.capacity() > (std::size_t{1} << 20)) std::string().swap(out_);
@@ -132,6 +139,7 @@ Result<void> Channel::receive_more(base::Time deadline) {
                                     1);
     if (in_.size() < wanted) in_.resize(wanted);
   }
+  deadline = std::min<base::Time>(deadline, now() + patience_);
   for (;;) {
     if (deadline - now() < 2 * kReceiveTimeout) TRY(wait_for(POLLIN, deadline));
     const ssize_t got = recv(fd_, in_.data() + to_, in_.size() - to_, 0);
@@ -145,9 +153,7 @@ Result<void> Channel::receive_more(base::Time deadline) {
   }
 }
 
-Result<wire::Frame> Channel::exchange(std::uint64_t request, base::Time deadline) {
-  TRY(send_only(deadline));
-  if (in_.size() > (std::size_t{1} << 20) && from_ == to_) std::string().swap(in_), from_ = to_ = 0;
+Result<wire::Frame> Channel::receive(base::Time deadline) {
   for (;;) {
     TRY_LET(frame, wire::next_frame(Bytes(in_).substr(from_, to_ - from_), wire::kMaxFrameSize));
     if (!frame) {
@@ -155,9 +161,18 @@ Result<wire::Frame> Channel::exchange(std::uint64_t request, base::Time deadline
       continue;
     }
     from_ += frame->size;
-    if (frame->request == request) return *frame;
     // Request 0: the other side could not make sense of what was sent and says why.
     if (frame->request == 0) return fail(static_cast<Code>(std::min<int>(frame->status, 9)), frame->key);
+    return *frame;
+  }
+}
+
+Result<wire::Frame> Channel::exchange(std::uint64_t request, base::Time deadline) {
+  TRY(send_only(deadline));
+  if (in_.size() > (std::size_t{1} << 20) && from_ == to_) std::string().swap(in_), from_ = to_ = 0;
+  for (;;) {
+    TRY_LET(frame, receive(deadline));
+    if (frame.request == request) return frame;
   }
 }
 

@@ -19,7 +19,7 @@ class Channel {
  public:
   Channel(Channel&& from) noexcept
       : fd_(std::exchange(from.fd_, -1)), out_(std::move(from.out_)), in_(std::move(from.in_)), from_(from.from_), to_(from.to_),
-        requests_(from.requests_), sent_(from.sent_) {}
+        requests_(from.requests_), sent_(from.sent_), patience_(from.patience_) {}
   Channel& operator=(Channel&& from) noexcept;
   ~Channel();
 
@@ -32,7 +32,11 @@ class Channel {
   // the channel until its next use. unavailable: the connection broke or the deadline passed; it is of no more use, and
   // anything_sent() tells whether the request may have arrived.
   base::Result<wire::Frame> exchange(std::uint64_t request, base::Time deadline);
+  // How long the other side may take no bytes and give none, from here on; past it, unavailable.
+  void set_patience(base::Duration patience) { patience_ = patience; }
   bool anything_sent() const { return sent_; }
+  // After send_only(): the next reply, whichever request it answers. Errors as exchange().
+  base::Result<wire::Frame> receive(base::Time deadline);
   base::Result<void> send_only(base::Time deadline);
   // What a control request is answered with: its body, or the error it was answered with.
   base::Result<std::string> control(wire::ControlKind kind, base::Bytes body, base::Time deadline);
@@ -47,9 +51,16 @@ class Channel {
   std::size_t from_ = 0, to_ = 0;
   std::uint64_t requests_ = 0;
   bool sent_ = false;
+  base::Duration patience_ = std::chrono::hours(24);
 };
 
-// A connected, close-on-exec socket without Nagle's delay.
+// How long an instance that was asked something may be silent before it is asked anew on another connection.
+inline constexpr base::Duration kPatience = std::chrono::seconds(2);
+
+// For a TCP socket: no Nagle's delay, and a peer that is gone without a word is noticed within half a minute.
+void make_lively(int descriptor);
+
+// A connected, close-on-exec socket, lively where it is TCP.
 base::Result<int> open_socket(const SocketAddress& address, const std::string& name, base::Time deadline);
 
 }  // namespace zht::client

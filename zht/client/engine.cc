@@ -1,12 +1,10 @@
 #include "zht/client/engine.h"
 
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-
 #include <algorithm>
 #include <asio.hpp>
 #include <atomic>
 #include <map>
+#include <unordered_map>
 
 #include "zht/support/log.h"
 
@@ -22,6 +20,7 @@ constexpr Duration kFirstPause = 1ms, kLongestPause = 200ms;  // between tries, 
 constexpr Duration kSweepPrecision = 1ms;
 constexpr Duration kCallbackGrace =
     500ms;  // the server says when a callback's time is over; this is for when it cannot
+constexpr Duration kLongestPatience = 30s;  // with a silent instance; doubling from client::kPatience
 constexpr std::size_t kReadSize = 256 << 10;
 
 Duration pause_after(unsigned failures) {
@@ -65,6 +64,14 @@ class Engine::Loop {
     const std::lock_guard lock(mutex_);
     return outstanding_ > 0;
   }
+  void cancel(RequestNumber name) {
+    {
+      const std::lock_guard lock(mutex_);
+      cancelled_.push_back(name);
+      if (std::exchange(woken_, true)) return;
+    }
+    asio::post(io_, [this] { turn(); });
+  }
   void table_changed() {
     asio::post(io_, [this] {
       adopt_table();
@@ -105,6 +112,10 @@ class Engine::Loop {
     std::size_t in_from = 0, in_to = 0;
     bool recorded = false;  // has carried requests that the store records
     std::string trouble;
+    std::size_t sent = 0;       // slots that are sent here
+    std::size_t awaited = 0;    // ... of which these are no callbacks: something should be heard soon
+    Time quiet_since{};         // awaited > 0: when it last said something, or was first asked
+    Duration patience = kPatience;
   };
 
   // ---- the loop's thread ----
@@ -115,17 +126,21 @@ class Engine::Loop {
       {
         const std::lock_guard lock(mutex_);
         taken_.swap(inbox_);
-        woken_ = !taken_.empty();
-        if (taken_.empty()) break;
+        unwanted_.swap(cancelled_);
+        woken_ = !taken_.empty() || !unwanted_.empty();
+        if (!woken_) break;
       }
       if (ended_) {
         for (auto& pending : taken_) finish(*pending, failed(Code::unavailable, "the client is closing"));
         taken_.clear();
+        unwanted_.clear();
         continue;
       }
       floor_of_ = nullptr;
       for (auto& pending : taken_) accept(std::move(pending));
       taken_.clear();
+      for (const RequestNumber name : unwanted_) end_early(name);
+      unwanted_.clear();
       flush();
     }
     flush();
@@ -172,6 +187,7 @@ class Engine::Loop {
     }
     Slot& slot = slots_[index];
     slot.pending = std::move(pending);
+    if (slot.pending->name != 0) named_[slot.pending->name] = index;
     if (slot.pending->number.sequence == 0 && is_recorded(slot.pending->operation.kind))
       slot.pending->number = session_.begin(now());
     slot.partition = client::partition_of(slot.pending->operation, table_->partition_count);
@@ -208,6 +224,11 @@ class Engine::Loop {
     Slot& slot = slots_[index];
     const bool callback = slot.pending->operation.kind == OpKind::callback;
     slot.state = Slot::State::sent;
+    link.sent++;
+    if (!callback && link.awaited++ == 0) {
+      link.quiet_since = now();
+      wake_at(link.quiet_since + link.patience);
+    }
     link.recorded = link.recorded || slot.pending->number.sequence != 0;
     std::uint64_t timeout_ms = 0;
     if (callback) {
@@ -256,6 +277,7 @@ class Engine::Loop {
       rest(link);
       return;
     }
+    make_way();
     const SocketAddress& target = (*resolved)[link.failures / instance->addresses.size() % resolved->size()];
     const asio::generic::stream_protocol::endpoint endpoint(&target.storage, target.size, 0);
     link.state = Link::State::connecting;
@@ -278,7 +300,7 @@ class Engine::Loop {
   void connected(Link& link, const Address& address) {
     asio::error_code ignored;
     link.socket.non_blocking(true, ignored);
-    if (!address.is_unix()) link.socket.set_option(asio::ip::tcp::no_delay(true), ignored);
+    if (!address.is_unix()) make_lively(link.socket.native_handle());
     log_.debug("connected", {{"instance", link.instance}, {"address", address.text()}});
     link.state = Link::State::up;
     link.failures = 0;
@@ -286,6 +308,7 @@ class Engine::Loop {
     link.out.clear();
     link.out_at = link.in_from = link.in_to = 0;
     link.writing = false;
+    link.sent = link.awaited = 0;
     receive_later(link);
     std::vector<std::uint32_t> waiting;
     waiting.swap(link.waiting);
@@ -328,6 +351,20 @@ class Engine::Loop {
     rest(link);
   }
 
+  // One connection more: where there are too many, the one that has been unused for longest goes.
+  void make_way() {
+    std::size_t up = 0;
+    Link* unused = nullptr;
+    for (auto& [id, link] : links_) {
+      if (link->state != Link::State::up) continue;
+      up++;
+      if (link->sent == 0 && (unused == nullptr || link->quiet_since < unused->quiet_since)) unused = link.get();
+    }
+    if (up < options_.max_connections || unused == nullptr) return;
+    close(*unused);
+    unused->state = Link::State::down;
+  }
+
   void write(Link& link) {
     while (link.state == Link::State::up && !link.writing && link.out_at < link.out.size()) {
       asio::error_code error;
@@ -340,6 +377,7 @@ class Engine::Loop {
         link.socket.async_wait(Socket::wait_write, [this, &link, connection](asio::error_code failure) {
           if (ended_ || connection != link.connection) return;
           link.writing = false;
+          link.quiet_since = now();  // it takes what it is sent
           if (failure)
             broken(link, failure.message());
           else
@@ -388,6 +426,8 @@ class Engine::Loop {
         return;
       }
       link.in_to += got;
+      link.quiet_since = now();
+      link.patience = kPatience;
       while (link.in_from < link.in_to) {
         const auto frame =
             wire::next_frame(Bytes(link.in).substr(link.in_from, link.in_to - link.in_from), wire::kMaxFrameSize);
@@ -429,6 +469,7 @@ class Engine::Loop {
         slots_[index].state != Slot::State::sent)
       return;  // given up meanwhile
     Slot& slot = slots_[index];
+    unsent(slot);
     if (frame.status == wire::kStatusRetry || frame.status == static_cast<std::uint8_t>(Code::unavailable)) {
       slot.last.message = frame.key.empty() ? "the partition is moving" : std::string(frame.key);
       slot.state = Slot::State::resting;
@@ -441,8 +482,29 @@ class Engine::Loop {
     complete(index, outcome ? *std::move(outcome) : failed(outcome.error().code, outcome.error().message));
   }
 
+  // A sent request is no longer waited for on its connection. Leaves the slot's state to the caller.
+  void unsent(const Slot& slot) {
+    const auto link = links_.find(slot.instance);
+    if (link == links_.end() || link->second->sent == 0) return;
+    link->second->sent--;
+    if (slot.pending->operation.kind != OpKind::callback && link->second->awaited > 0) link->second->awaited--;
+  }
+
+  // Whoever asked for it wants it no more.
+  void end_early(RequestNumber name) {
+    const auto found = named_.find(name);
+    if (found == named_.end()) return;
+    const std::uint32_t index = found->second;
+    slots_[index].last.message = "cancelled";
+    Outcome outcome = slots_[index].pending->operation.kind == OpKind::callback ? failed(Code::timeout, "cancelled")
+                                                                                : expired(slots_[index]);
+    if (slots_[index].state == Slot::State::sent) unsent(slots_[index]);
+    complete(index, std::move(outcome));
+  }
+
   void complete(std::uint32_t index, Outcome outcome) {
     Slot& slot = slots_[index];
+    if (slot.pending->name != 0) named_.erase(slot.pending->name);
     const std::unique_ptr<Pending> pending = std::move(slot.pending);
     slot.state = Slot::State::free;
     slot.generation = std::max(slot.generation + 1, 1u);
@@ -484,6 +546,15 @@ class Engine::Loop {
     Time next = Time::max();
     floor_of_ = nullptr;
     for (auto& [id, link] : links_) {
+      if (link->state == Link::State::up && link->awaited > 0) {
+        if (link->quiet_since + link->patience <= time) {
+          const auto silent = std::chrono::duration_cast<Millis>(link->patience).count();
+          link->patience = std::min<Duration>(2 * link->patience, kLongestPatience);
+          broken(*link, "silent for " + std::to_string(silent) + " ms");
+        } else {
+          next = std::min(next, link->quiet_since + link->patience);
+        }
+      }
       const bool timed = link->state == Link::State::connecting || link->state == Link::State::resting;
       if (!timed) continue;
       if (link->until > time) {
@@ -503,7 +574,9 @@ class Engine::Loop {
     for (std::uint32_t index = 0; index < slots_.size(); index++) {
       if (slots_[index].state == Slot::State::free) continue;
       if (expiry(slots_[index]) <= time) {
-        complete(index, expired(slots_[index]));
+        Outcome outcome = expired(slots_[index]);
+        if (slots_[index].state == Slot::State::sent) unsent(slots_[index]);
+        complete(index, std::move(outcome));
         continue;
       }
       if (slots_[index].state == Slot::State::resting && slots_[index].next_try <= time) route(index);
@@ -568,11 +641,14 @@ class Engine::Loop {
   std::map<std::uint32_t, std::unique_ptr<Link>> links_;  // by instance id; never removed
   std::vector<Link*> dirty_;
   std::vector<std::unique_ptr<Pending>> taken_;
+  std::vector<RequestNumber> unwanted_;
+  std::unordered_map<RequestNumber, std::uint32_t> named_;  // slots that can be cancelled
   bool ended_ = false;
 
   mutable std::mutex mutex_;
   std::condition_variable room_;
   std::vector<std::unique_ptr<Pending>> inbox_;
+  std::vector<RequestNumber> cancelled_;
   std::size_t outstanding_ = 0;
   bool woken_ = false;  // a turn is coming
 };
@@ -590,6 +666,7 @@ void Engine::submit(std::unique_ptr<Pending> pending) { loop_->submit(&pending, 
 void Engine::submit_all(std::vector<std::unique_ptr<Pending>> pendings) {
   loop_->submit(pendings.data(), pendings.size(), on_thread());
 }
+void Engine::cancel(RequestNumber name) { loop_->cancel(name); }
 void Engine::table_changed() { loop_->table_changed(); }
 bool Engine::has_requests() const { return loop_->has_requests(); }
 

@@ -1,6 +1,7 @@
 #include "zht/client/network_client.h"
 
 #include <cstdlib>
+#include <map>
 
 #include "zht/client/control.h"
 #include "zht/client/local_node.h"
@@ -37,7 +38,7 @@ NetworkClient::NetworkClient(ClientOptions options, Source source, std::shared_p
       source_(std::move(source)),
       partition_count_(table->partition_count),
       max_value_size_(table->max_value_size),
-      session_(std::move(table)) {}
+      session_(std::move(table), std::max<std::size_t>(options_.max_connections, 1)) {}
 
 NetworkClient::~NetworkClient() {
   {
@@ -59,7 +60,7 @@ Engine& NetworkClient::engine() {
   std::call_once(engine_once_, [this] {
     engine_ = std::make_unique<Engine>(
         session_, Engine::Options{options_.connect_timeout, std::max<std::size_t>(options_.max_in_flight, 1),
-                                  [this] { want_table(); }});
+                                  std::max<std::size_t>(options_.max_connections, 1), [this] { want_table(); }});
     engine_seen_ = engine_.get();
   });
   return *engine_;
@@ -77,6 +78,42 @@ std::unique_ptr<Pending> NetworkClient::prepare(Operation&& operation, Completio
 
 void NetworkClient::submit(Operation operation, Completion completion, Millis timeout) {
   engine().submit(prepare(std::move(operation), std::move(completion), timeout));
+}
+
+RequestNumber NetworkClient::start(Operation operation, Completion completion, Millis timeout) {
+  const RequestNumber name = ++requests_;
+  auto pending = prepare(std::move(operation), std::move(completion), timeout);
+  pending->name = name;
+  engine().submit(std::move(pending));
+  return name;
+}
+
+void NetworkClient::cancel(RequestNumber request) {
+  if (request != 0 && engine_seen_ != nullptr) engine_->cancel(request);
+}
+
+void NetworkClient::submit_all(std::vector<Operation> operations, AllCompletion completion, Millis timeout) {
+  struct Gathering {
+    std::vector<Outcome> outcomes;
+    std::size_t left = 0;  // the engine's thread alone counts
+    AllCompletion completion;
+  };
+  auto gathering = std::make_shared<Gathering>();
+  gathering->outcomes.resize(operations.size());
+  gathering->left = operations.size();
+  gathering->completion = std::move(completion);
+  if (operations.empty()) return gathering->completion({});
+  std::vector<std::unique_ptr<Pending>> pendings;
+  pendings.reserve(operations.size());
+  for (std::size_t i = 0; i < operations.size(); i++)
+    pendings.push_back(prepare(
+        std::move(operations[i]),
+        [gathering, i](Outcome outcome) {
+          gathering->outcomes[i] = std::move(outcome);
+          if (--gathering->left == 0) gathering->completion(std::move(gathering->outcomes));
+        },
+        timeout));
+  engine().submit_all(std::move(pendings));
 }
 
 Outcome NetworkClient::call_through_engine(std::unique_ptr<Pending> pending) {
@@ -110,15 +147,7 @@ Outcome NetworkClient::call(Operation operation, Millis timeout) {
   const Table::Instance& instance = ticket.table->instances[owner.instance];
   const std::uint32_t instance_id = instance.id;
   pending->number = ticket.number;
-  if (!ticket.channel && ticket.may_open) {
-    const Time connected_by = std::min<Time>(pending->deadline, now() + options_.connect_timeout);
-    for (const Address& address : instance.addresses) {
-      auto opened = Channel::open(address, connected_by);
-      if (!opened) continue;
-      ticket.channel = std::make_unique<Channel>(*std::move(opened));
-      break;
-    }
-  }
+  if (!ticket.channel && ticket.may_open) ticket.channel = open_channel(instance, pending->deadline);
   if (!ticket.channel) {
     if (ticket.may_open) session_.give_back(std::move(ticket), instance_id, false, false);
     return call_through_engine(std::move(pending));
@@ -147,26 +176,139 @@ Outcome NetworkClient::call(Operation operation, Millis timeout) {
   return outcome ? *std::move(outcome) : failed(outcome.error());
 }
 
+std::unique_ptr<Channel> NetworkClient::open_channel(const Table::Instance& instance, Time deadline) {
+  const Time connected_by = std::min<Time>(deadline, now() + options_.connect_timeout);
+  for (const Address& address : instance.addresses)
+    if (auto opened = Channel::open(address, connected_by)) {
+      opened->set_patience(kPatience);
+      return std::make_unique<Channel>(*std::move(opened));
+    }
+  return nullptr;
+}
+
+// What one call_all has to say to one instance, over a channel of its own.
+struct NetworkClient::Group {
+  std::uint32_t instance = 0;  // id
+  std::vector<std::size_t> members;  // indices
+  Session::Ticket ticket;
+  std::uint64_t first_request = 0;
+  bool well = false;  // everything was sent, then: and answered
+  std::vector<std::optional<Outcome>> outcomes;  // of each member; nothing: through the engine
+};
+
+// Small enough that all of it is in the sockets' buffers before the first answer is read: so the two sides cannot wait for
+// each other.
+bool NetworkClient::small_enough(const std::vector<std::unique_ptr<Pending>>& pendings) const {
+  constexpr std::size_t most_operations = 512, most_bytes = std::size_t{64} << 10;
+  if (pendings.size() > most_operations) return false;
+  std::size_t bytes = 0;
+  for (const auto& pending : pendings) {
+    const Operation& operation = pending->operation;
+    if (operation.kind == OpKind::callback || operation.kind == OpKind::batch || operation.kind == OpKind::scan) return false;
+    bytes += wire::kHeaderSize + operation.key.size() + operation.value.size() + operation.condition.value.size() + 64;
+  }
+  return bytes <= most_bytes;
+}
+
+void NetworkClient::send(Group& group, const std::vector<std::unique_ptr<Pending>>& pendings) {
+  group.outcomes.resize(group.members.size());
+  const Table& table = *group.ticket.table;
+  if (!group.ticket.channel && group.ticket.may_open) {
+    const Owner& owner = table.owner_of(client::partition_of(pendings[group.members[0]]->operation, partition_count_));
+    group.ticket.channel = open_channel(table.instances[owner.instance], pendings[group.members[0]]->deadline);
+  }
+  if (!group.ticket.channel) return;
+  Channel& channel = *group.ticket.channel;
+  for (const std::size_t member : group.members) {
+    Pending& pending = *pendings[member];
+    const std::uint64_t request = channel.next_request();
+    if (group.first_request == 0) group.first_request = request;
+    if (is_recorded(pending.operation.kind)) pending.number = session_.begin(now());
+    const Session::Number number = pending.number;
+    const PartitionId partition = client::partition_of(pending.operation, partition_count_);
+    wire::encode_request(channel.out(), pending.operation,
+                         {.request = request,
+                          .client = number.sequence != 0 ? number.identity->id : 0,
+                          .sequence = number.sequence,
+                          .floor = number.sequence != 0 ? session_.floor(*number.identity) : 0,
+                          .epoch = table.owner_of(partition).epoch,
+                          .partition = partition});
+  }
+  group.well = channel.send_only(pendings[group.members[0]]->deadline).has_value();
+}
+
+void NetworkClient::receive(Group& group, std::vector<std::unique_ptr<Pending>>& pendings) {
+  std::size_t left = group.well ? group.members.size() : 0;
+  while (left > 0) {
+    auto frame = group.ticket.channel->receive(pendings[group.members[0]]->deadline);
+    if (!frame) {
+      group.well = false;
+      break;
+    }
+    const std::uint64_t at = frame->request - group.first_request;
+    if (at >= group.members.size()) continue;
+    left--;
+    // Wrong owner, or moving: tried again by the engine. That is an answer: this sending did nothing.
+    if (frame->status == wire::kStatusRetry || frame->status == static_cast<std::uint8_t>(Code::unavailable)) continue;
+    auto outcome = wire::decode_outcome(*frame);
+    group.outcomes[at] = outcome ? *std::move(outcome) : failed(outcome.error());
+  }
+  const bool may_have_arrived = !group.well && group.ticket.channel && group.ticket.channel->anything_sent();
+  for (std::size_t i = 0; i < group.members.size(); i++) {
+    Pending& pending = *pendings[group.members[i]];
+    if (!group.outcomes[i]) pending.maybe = may_have_arrived;
+    else if (pending.number.sequence != 0) session_.end(pending.number);
+  }
+  if (group.ticket.channel || group.ticket.may_open) session_.give_back(std::move(group.ticket), group.instance, group.well, false);
+}
+
 std::vector<Outcome> NetworkClient::call_all(std::vector<Operation> operations, Millis timeout) {
   std::vector<Outcome> answers(operations.size());
   if (operations.empty()) return answers;
-  std::mutex mutex;
-  std::condition_variable done;
-  std::atomic<std::size_t> left = operations.size();
+  const Engine* engine_now = engine_seen_;
+  CHECK(engine_now == nullptr || !engine_now->on_thread(), "a blocking call from a completion would wait for itself");
   std::vector<std::unique_ptr<Pending>> pendings;
   pendings.reserve(operations.size());
-  for (std::size_t i = 0; i < operations.size(); i++)
-    pendings.push_back(prepare(
-        std::move(operations[i]),
-        [&, i](Outcome outcome) {
-          answers[i] = std::move(outcome);
-          if (left.load(std::memory_order_relaxed) > 1 && left.fetch_sub(1) > 1) return;
-          const std::lock_guard lock(mutex);
-          left = 0;
-          done.notify_one();
-        },
-        timeout));
-  engine().submit_all(std::move(pendings));
+  for (Operation& operation : operations) pendings.push_back(prepare(std::move(operation), {}, timeout));
+  if (small_enough(pendings)) {
+    std::map<std::uint32_t, Group> groups;  // by instance id
+    for (std::size_t i = 0; i < pendings.size(); i++) {
+      if (pendings[i]->ready) continue;
+      const auto partition = client::partition_of(pendings[i]->operation, partition_count_);
+      const auto table = session_.table();
+      Group& group = groups[table->instances[table->owner_of(partition).instance].id];
+      group.members.push_back(i);
+    }
+    for (auto& [instance, group] : groups) {
+      group.instance = instance;
+      group.ticket = session_.take_channel(instance);
+      send(group, pendings);
+    }
+    for (auto& [instance, group] : groups) {
+      receive(group, pendings);
+      for (std::size_t i = 0; i < group.members.size(); i++)
+        if (group.outcomes[i]) pendings[group.members[i]]->ready = std::move(group.outcomes[i]);
+    }
+  }
+  std::mutex mutex;
+  std::condition_variable done;
+  std::size_t left = 0;
+  std::vector<std::unique_ptr<Pending>> others;
+  for (std::size_t i = 0; i < pendings.size(); i++) {
+    if (pendings[i]->ready) {
+      answers[i] = *std::move(pendings[i]->ready);
+      continue;
+    }
+    pendings[i]->completion = [&, i](Outcome outcome) {  // on the engine's thread alone
+      answers[i] = std::move(outcome);
+      const std::lock_guard lock(mutex);
+      if (--left == 0) done.notify_one();
+    };
+    others.push_back(std::move(pendings[i]));
+  }
+  if (others.empty()) return answers;
+  left = others.size();
+  engine().submit_all(std::move(others));
   std::unique_lock lock(mutex);
   done.wait(lock, [&] { return left == 0; });
   return answers;

@@ -25,6 +25,9 @@ class NetworkClient final : public Client {
   ~NetworkClient() override;
 
   void submit(Operation operation, Completion completion, Millis timeout) override;
+  RequestNumber start(Operation operation, Completion completion, Millis timeout) override;
+  void cancel(RequestNumber request) override;
+  void submit_all(std::vector<Operation> operations, AllCompletion completion, Millis timeout) override;
   std::uint32_t partition_count() const override { return partition_count_; }
   Outcome call(Operation operation, Millis timeout) override;
   std::vector<Outcome> call_all(std::vector<Operation> operations, Millis timeout) override;
@@ -35,6 +38,11 @@ class NetworkClient final : public Client {
   std::unique_ptr<Pending> prepare(Operation&& operation, Completion&& completion, Millis timeout) const;
   Engine& engine();
   Outcome call_through_engine(std::unique_ptr<Pending> pending);
+  std::unique_ptr<Channel> open_channel(const Table::Instance& instance, base::Time deadline);
+  struct Group;
+  bool small_enough(const std::vector<std::unique_ptr<Pending>>& pendings) const;
+  void send(Group& group, const std::vector<std::unique_ptr<Pending>>& pendings);
+  void receive(Group& group, std::vector<std::unique_ptr<Pending>>& pendings);
   void want_table();
   void look_for_table();
   bool refresh_table();
@@ -47,6 +55,7 @@ class NetworkClient final : public Client {
   std::once_flag engine_once_;
   std::unique_ptr<Engine> engine_;
   std::atomic<const Engine*> engine_seen_{nullptr};  // engine_, for those who do not make it
+  std::atomic<RequestNumber> requests_{0};
 
   // Looks for a newer table, and for a local node to start, beside the engine: both may block.
   std::mutex finder_mutex_;

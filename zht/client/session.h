@@ -45,7 +45,9 @@ inline std::uint64_t new_client_id() {
 // Any thread.
 class Session {
  public:
-  explicit Session(std::shared_ptr<const Table> table) : table_(std::move(table)) { rename(base::SystemClock().now()); }
+  explicit Session(std::shared_ptr<const Table> table, std::size_t max_idle = 256) : table_(std::move(table)), max_idle_(max_idle) {
+    rename(base::SystemClock().now());
+  }
 
   std::uint64_t id() const {
     const std::lock_guard lock(mutex_);
@@ -102,14 +104,15 @@ class Session {
     }
     ticket.client = current_->id;
     ticket.floor = current_->sequencer.floor();
-    Pool& pool = pools_[table_->instances[table_->owners[partition].instance].id];
-    if (!pool.idle.empty()) {
-      ticket.channel = std::move(pool.idle.back());
-      pool.idle.pop_back();
-    } else {
-      ticket.may_open = pool.open < kMaxChannels;
-      if (ticket.may_open) pool.open++;
-    }
+    borrow(ticket, table_->instances[table_->owners[partition].instance].id);
+    return ticket;
+  }
+  // A channel to `instance`, for requests that are numbered one by one (begin).
+  Ticket take_channel(std::uint32_t instance) {
+    const std::lock_guard lock(mutex_);
+    Ticket ticket;
+    ticket.table = table_;
+    borrow(ticket, instance);
     return ticket;
   }
   // Ends what take() began; `ended`: the sequence number was answered or given up.
@@ -119,13 +122,16 @@ class Session {
     if (ticket.number.sequence != 0 && ended) ticket.number.identity->sequencer.end(ticket.number.sequence);
     Pool& pool = pools_[instance];
     if (channel_well) {
-      pool.idle.push_back(std::move(ticket.channel));
+      pool.idle.push_back({std::move(ticket.channel), ++uses_});
+      if (++idle_ > max_idle_) closed.push_back(least_used());
       return;
     }
     // The others lead to the same place: better to connect anew than to fail on each of them.
     if (ticket.channel || ticket.may_open) pool.open--;
     pool.open -= static_cast<unsigned>(pool.idle.size());
-    closed.swap(pool.idle);
+    idle_ -= pool.idle.size();
+    for (Idle& one : pool.idle) closed.push_back(std::move(one.channel));
+    pool.idle.clear();
     if (ticket.channel) closed.push_back(std::move(ticket.channel));
   }
   // One idle channel of each instance, for a last word.
@@ -133,17 +139,44 @@ class Session {
     const std::lock_guard lock(mutex_);
     std::map<std::uint32_t, std::unique_ptr<Channel>> channels;
     for (auto& [instance, pool] : pools_)
-      if (!pool.idle.empty()) channels[instance] = std::move(pool.idle.back());
+      if (!pool.idle.empty()) channels[instance] = std::move(pool.idle.back().channel);
     pools_.clear();
+    idle_ = 0;
     return channels;
   }
 
  private:
   static constexpr unsigned kMaxChannels = 64;  // to one instance; more threads than that share the pipelined connection
-  struct Pool {
-    std::vector<std::unique_ptr<Channel>> idle;
-    unsigned open = 0;  // idle or in use
+  struct Idle {
+    std::unique_ptr<Channel> channel;
+    std::uint64_t used = 0;  // when: by uses_
   };
+  struct Pool {
+    std::vector<Idle> idle;  // the last one was used last
+    unsigned open = 0;       // idle or in use
+  };
+  void borrow(Ticket& ticket, std::uint32_t instance) {
+    Pool& pool = pools_[instance];
+    if (!pool.idle.empty()) {
+      ticket.channel = std::move(pool.idle.back().channel);
+      pool.idle.pop_back();
+      idle_--;
+    } else {
+      ticket.may_open = pool.open < kMaxChannels;
+      if (ticket.may_open) pool.open++;
+    }
+  }
+  // Takes the idle channel that has been unused for longest out of its pool; there is one.
+  std::unique_ptr<Channel> least_used() {
+    Pool* oldest = nullptr;
+    for (auto& [instance, pool] : pools_)
+      if (!pool.idle.empty() && (oldest == nullptr || pool.idle.front().used < oldest->idle.front().used)) oldest = &pool;
+    std::unique_ptr<Channel> channel = std::move(oldest->idle.front().channel);
+    oldest->idle.erase(oldest->idle.begin());
+    oldest->open--;
+    idle_--;
+    return channel;
+  }
   void rename(base::Time now) {
     std::erase_if(former_, [](const auto& one) { return one->sequencer.idle(); });
     if (current_ && !current_->sequencer.idle()) former_.push_back(std::move(current_));
@@ -154,6 +187,9 @@ class Session {
   std::vector<std::unique_ptr<Identity>> former_;  // with requests still open
   std::shared_ptr<const Table> table_;
   std::map<std::uint32_t, Pool> pools_;  // by instance id
+  const std::size_t max_idle_;           // channels, over all pools
+  std::size_t idle_ = 0;
+  std::uint64_t uses_ = 0;
 };
 
 }  // namespace zht::client

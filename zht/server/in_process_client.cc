@@ -189,13 +189,31 @@ std::vector<Outcome> InProcessClient::call_all(std::vector<Operation> operations
 }
 
 void InProcessClient::submit(Operation operation, Completion completion, Millis timeout) {
+  enqueue({std::move(operation), std::move(completion), timeout, 0}, false);
+}
+
+RequestNumber InProcessClient::start(Operation operation, Completion completion, Millis timeout) {
+  return enqueue({std::move(operation), std::move(completion), timeout, 0}, true);
+}
+
+void InProcessClient::cancel(RequestNumber request) {
+  const std::lock_guard lock(mutex_);
+  cancelled_.push_back(request);
+  if (asleep_) wanted_.notify_one();
+}
+
+RequestNumber InProcessClient::enqueue(Job job, bool named) {
   std::unique_lock lock(mutex_);
   if (!worker_.joinable() && !closing_) worker_ = std::thread([this] { work(); });
   if (std::this_thread::get_id() != worker_.get_id())
     room_.wait(lock, [this] { return in_flight_ < options_.max_in_flight; });
   in_flight_++;
-  jobs_.push_back({std::move(operation), std::move(completion), timeout.count() > 0 ? timeout : options_.timeout});
+  if (job.timeout.count() <= 0) job.timeout = options_.timeout;
+  if (named) job.name = ++names_;
+  const RequestNumber name = job.name;
+  jobs_.push_back(std::move(job));
   if (asleep_) wanted_.notify_one();
+  return name;
 }
 
 // ---- the worker ----
@@ -203,11 +221,12 @@ void InProcessClient::submit(Operation operation, Completion completion, Millis 
 void InProcessClient::work() {
   std::vector<Job> jobs;
   std::vector<Arrival> arrivals;
+  std::vector<RequestNumber> cancelled;
   for (;;) {
     {
       std::unique_lock lock(mutex_);
       asleep_ = true;
-      const auto something = [this] { return closing_ || !jobs_.empty() || !arrivals_.empty(); };
+      const auto something = [this] { return closing_ || !jobs_.empty() || !arrivals_.empty() || !cancelled_.empty(); };
       if (next_overdue_ == base::Time::max())
         wanted_.wait(lock, something);
       else
@@ -215,12 +234,15 @@ void InProcessClient::work() {
       asleep_ = false;
       jobs.swap(jobs_);
       arrivals.swap(arrivals_);
+      cancelled.swap(cancelled_);
       if (closing_ && jobs.empty() && arrivals.empty()) break;
     }
     run_jobs(jobs);
     jobs.clear();
     take_arrivals(arrivals);
     arrivals.clear();
+    end_early(cancelled);
+    cancelled.clear();
     end_overdue();
   }
   for (auto& [request, waiting] : std::exchange(waiting_, {}))
@@ -249,7 +271,7 @@ void InProcessClient::run_jobs(std::vector<Job>& jobs) {
     const base::Time deadline = now() + jobs[i].timeout + kCallbackGrace;
     // Known before it is registered: the answer may come at once.
     waiting_[item.request] = {std::move(jobs[i].completion), deadline,
-                              options_.instance_of[static_cast<std::uint32_t>(item.partition)]};
+                              options_.instance_of[static_cast<std::uint32_t>(item.partition)], jobs[i].name};
     next_overdue_ = std::min(next_overdue_, deadline);
   }
   execute_all(items);
@@ -271,21 +293,31 @@ void InProcessClient::run_jobs(std::vector<Job>& jobs) {
     if (jobs[i].completion) jobs[i].completion(std::move(items[i].outcome));
 }
 
+void InProcessClient::end_waiting(std::map<std::uint64_t, Waiting>::iterator waiting, Outcome outcome) {
+  const Completion completion = std::move(waiting->second.completion);
+  waiting_.erase(waiting);
+  {
+    const std::lock_guard lock(mutex_);
+    if (in_flight_-- == options_.max_in_flight) room_.notify_all();
+  }
+  completion(std::move(outcome));
+}
+
+// Only callbacks are ever found here: everything else is executed as soon as it is taken.
+void InProcessClient::end_early(const std::vector<RequestNumber>& names) {
+  for (const RequestNumber name : names) {
+    const auto waiting = std::find_if(waiting_.begin(), waiting_.end(),
+                                      [&](const auto& one) { return name != 0 && one.second.name == name; });
+    if (waiting != waiting_.end()) end_waiting(waiting, failed(Code::timeout, "cancelled"));
+  }
+}
+
 void InProcessClient::take_arrivals(std::vector<Arrival>& arrivals) {
-  const auto end = [this](std::map<std::uint64_t, Waiting>::iterator waiting, Outcome outcome) {
-    const Completion completion = std::move(waiting->second.completion);
-    waiting_.erase(waiting);
-    {
-      const std::lock_guard lock(mutex_);
-      if (in_flight_-- == options_.max_in_flight) room_.notify_all();
-    }
-    completion(std::move(outcome));
-  };
   for (Arrival& arrival : arrivals) {
     if (arrival.frame.empty()) {
       for (auto one = waiting_.begin(); one != waiting_.end();) {
         const auto current = one++;
-        if (current->second.instance == arrival.instance) end(current, failed(Code::unavailable, "the node has stopped"));
+        if (current->second.instance == arrival.instance) end_waiting(current, failed(Code::unavailable, "the node has stopped"));
       }
       continue;
     }
@@ -294,7 +326,7 @@ void InProcessClient::take_arrivals(std::vector<Arrival>& arrivals) {
     const auto waiting = waiting_.find((*frame)->request);
     if (waiting == waiting_.end()) continue;  // given up meanwhile
     auto outcome = wire::decode_outcome(**frame);
-    end(waiting, outcome ? *std::move(outcome) : failed(outcome.code(), outcome.error().message));
+    end_waiting(waiting, outcome ? *std::move(outcome) : failed(outcome.code(), outcome.error().message));
   }
 }
 

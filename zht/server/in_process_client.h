@@ -38,6 +38,8 @@ class InProcessClient final : public Client {
   ~InProcessClient() override;
 
   void submit(Operation operation, Completion completion, Millis timeout) override;
+  RequestNumber start(Operation operation, Completion completion, Millis timeout) override;
+  void cancel(RequestNumber request) override;
   std::uint32_t partition_count() const override { return options_.partition_count; }
   Outcome call(Operation operation, Millis timeout) override;
   std::vector<Outcome> call_all(std::vector<Operation> operations, Millis timeout) override;
@@ -62,23 +64,28 @@ class InProcessClient final : public Client {
     Operation operation;
     Completion completion;
     Millis timeout{};
+    RequestNumber name = 0;  // for cancel(); 0: cannot be cancelled
   };
   struct Waiting {  // a callback registered with an instance
     Completion completion;
     base::Time deadline{};
     std::size_t instance = 0;
+    RequestNumber name = 0;
   };
   struct Arrival {
     std::size_t instance = 0;
     std::string frame;  // empty: the instance has stopped
   };
 
+  RequestNumber enqueue(Job job, bool named);
   void prepare(Item& item) const;
   void execute(std::size_t instance, std::vector<Item*>& items);
   void execute_all(std::vector<Item>& items);
   void work();
   void run_jobs(std::vector<Job>& jobs);
   void take_arrivals(std::vector<Arrival>& arrivals);
+  void end_waiting(std::map<std::uint64_t, Waiting>::iterator waiting, Outcome outcome);
+  void end_early(const std::vector<RequestNumber>& names);
   void end_overdue();
 
   const Options options_;
@@ -95,6 +102,8 @@ class InProcessClient final : public Client {
   std::condition_variable wanted_, room_;
   std::vector<Job> jobs_;
   std::vector<Arrival> arrivals_;
+  std::vector<RequestNumber> cancelled_;
+  RequestNumber names_ = 0;
   std::size_t in_flight_ = 0;
   bool asleep_ = false, closing_ = false;
   std::thread worker_;  // from the first submit()
