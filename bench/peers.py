@@ -147,6 +147,19 @@ def memcached(durability, may_fetch, core=None):
 
 
 @contextlib.contextmanager
+def echo_limit(programs, durability, core=None):
+    """A bare epoll loop that answers and does nothing else."""
+    if durability == "always":
+        raise Unavailable("the bare epoll loop keeps nothing on disk")
+    path = os.path.join(programs, "echo_limit")
+    if not os.path.exists(path):
+        raise Unavailable("echo_limit has not been built")
+    port = free_port()
+    with server([path, "127.0.0.1", str(port)], port, core) as address:
+        yield address
+
+
+@contextlib.contextmanager
 def beanstalkd(durability, may_fetch, core=None):
     path = program("beanstalkd", "beanstalkd", may_fetch)
     port = free_port()

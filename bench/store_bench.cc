@@ -73,6 +73,7 @@ class Protocol {
   };
   virtual ~Protocol() = default;
   virtual bool in_order() const { return true; }
+  virtual bool stores() const { return true; }  // a looked-up value can be compared
   virtual void insert(std::string& out, base::Bytes key, base::Bytes value, std::uint64_t slot) = 0;
   virtual void lookup(std::string& out, base::Bytes key, std::uint64_t slot) = 0;
   virtual Reply reply(base::Bytes in, bool insert) = 0;
@@ -120,6 +121,37 @@ class MemcachedText final : public Protocol {
   }
 };
 
+// What echo_limit answers: nothing is stored, the reply is as long as the store's would be.
+class Echo final : public Protocol {
+ public:
+  void insert(std::string& out, base::Bytes key, base::Bytes value, std::uint64_t slot) override {
+    head(out, kHead + key.size() + value.size(), kHead, slot);
+    out.append(key).append(value);
+  }
+  void lookup(std::string& out, base::Bytes key, std::uint64_t slot) override {
+    head(out, kHead + key.size(), kHead + kValueSize, slot);
+    out.append(key);
+  }
+  bool in_order() const override { return false; }
+  bool stores() const override { return false; }
+  Reply reply(base::Bytes in, bool insert) override {
+    const std::size_t size = kHead + (insert ? 0 : kValueSize);
+    if (in.size() < size) return {};
+    require(base::load<std::uint32_t>(in.data() + 4) == size, "limit: an answer of another size");
+    return {size, base::load<std::uint64_t>(in.data() + 8), {}};
+  }
+
+ private:
+  static constexpr std::size_t kHead = 16;
+  static void head(std::string& out, std::size_t size, std::size_t reply, std::uint64_t slot) {
+    char bytes[kHead];
+    base::store(bytes, static_cast<std::uint32_t>(size));
+    base::store(bytes + 4, static_cast<std::uint32_t>(reply));
+    base::store(bytes + 8, slot);
+    out.append(bytes, kHead);
+  }
+};
+
 // The store's own frames, each connection a client of its own. Table: who owns what, fetched once.
 class Frames final : public Protocol {
  public:
@@ -128,7 +160,8 @@ class Frames final : public Protocol {
     for (const auto& run : table.partitions()) {
       for (std::uint32_t p = run.first(); p < run.first() + run.count(); ++p) epochs_.at(p) = run.view().epoch();
     }
-    sequences_.resize(window);
+    open_.resize(window);
+    slots_.resize(window);
   }
   bool in_order() const override { return false; }
   void insert(std::string& out, base::Bytes key, base::Bytes value, std::uint64_t slot) override {
@@ -141,34 +174,46 @@ class Frames final : public Protocol {
     operation_.value.clear();
     encode(out, key, slot, 0);
   }
-  Reply reply(base::Bytes in, bool) override {
+  Reply reply(base::Bytes in, bool insert) override {
     auto next = zht::wire::next_frame(in, zht::wire::kMaxFrameSize);
     if (!next) wrong("zht: " + next.error().message);
     if (!*next) return {};
     const zht::wire::Frame& frame = **next;
     require(frame.status == 0, "zht: a request was answered with status " + std::to_string(frame.status));
-    sequences_.at(frame.request) = 0;
+    // A sequence's place in the window is free again; the oldest one still open moves on.
+    if (insert) {
+      open_[slots_.at(frame.request) % open_.size()] = 0;
+      while (oldest_ <= sequence_ && open_[oldest_ % open_.size()] != oldest_) ++oldest_;
+    }
     return {frame.size, frame.request, frame.value};
   }
 
  private:
   void encode(std::string& out, base::Bytes key, std::uint64_t slot, std::uint64_t sequence) {
     operation_.key.assign(key);
-    sequences_.at(slot) = sequence;
-    // Answered up to just before the oldest insert in flight.
-    std::uint64_t floor = sequence_;
     if (sequence != 0) {
-      for (const std::uint64_t open : sequences_) floor = open != 0 && open <= floor ? open - 1 : floor;
+      // As many in flight as there are slots, but a late answer may leave more than that between oldest and newest.
+      if (sequence - oldest_ >= open_.size()) widen();
+      open_[sequence % open_.size()] = sequence;
+      slots_.at(slot) = sequence;
     }
     const zht::PartitionId partition = zht::partition_of(key, partition_count_);
     zht::wire::encode_request(out, operation_,
-                              {.request = slot, .client = client_, .sequence = sequence, .floor = sequence == 0 ? 0 : floor,
+                              {.request = slot, .client = client_, .sequence = sequence, .floor = sequence == 0 ? 0 : oldest_ - 1,
                                .epoch = epochs_[static_cast<std::uint32_t>(partition)], .partition = partition});
+  }
+  void widen() {
+    std::vector<std::uint64_t> wider(open_.size() * 2);
+    for (const std::uint64_t one : open_) {
+      if (one != 0) wider[one % wider.size()] = one;
+    }
+    open_.swap(wider);
   }
   std::uint32_t partition_count_;
   std::vector<std::uint64_t> epochs_;
-  std::vector<std::uint64_t> sequences_;  // by slot: of the insert in flight; 0: none
-  std::uint64_t sequence_ = 0;
+  std::vector<std::uint64_t> open_;   // by sequence, modulo: those in flight
+  std::vector<std::uint64_t> slots_;  // by slot: the sequence of its insert
+  std::uint64_t sequence_ = 0, oldest_ = 1;  // given last; in flight the longest, or the next one
   // PROTOCOL.md, "Identity of a request": when it began, then chance.
   std::uint64_t client_ = static_cast<std::uint64_t>(std::time(nullptr)) / 4 << 34 | base::entropy() >> 30;
   zht::Operation operation_;
@@ -189,12 +234,15 @@ int dial(const std::string& address) {
   return fd;
 }
 
+constexpr std::size_t kRead = 64 << 10;
+
 // One connection: `depth` slots, each free or waiting for an answer.
 struct Connection {
   int fd = -1;
   std::unique_ptr<Protocol> protocol;
-  std::string in, out;
-  std::size_t in_used = 0;   // bytes of `in` already consumed
+  std::string out;
+  std::vector<char> in = std::vector<char>(2 * kRead);
+  std::size_t in_used = 0, in_end = 0;  // received and not yet consumed lies between
   std::size_t out_sent = 0;
   struct Slot { std::uint64_t sent = 0; std::size_t key = 0; };
   std::vector<Slot> slots;
@@ -230,7 +278,7 @@ class Load {
   void run(bool insert, const std::function<std::optional<std::size_t>()>& next, bench::Latencies& latencies) {
     std::size_t open = 0;
     for (Connection& c : connections_) {
-      for (std::size_t slot = 0; slot < c.slots.size(); ++slot) open += send_one(c, insert, slot, next);
+      for (std::size_t slot = 0; slot < c.slots.size(); ++slot) open += send_one(c, insert, slot, clock_.nanoseconds(), next);
       flush(c);
     }
     epoll_event events[64];
@@ -243,12 +291,14 @@ class Load {
   }
 
  private:
-  bool send_one(Connection& c, bool insert, std::size_t slot, const std::function<std::optional<std::size_t>()>& next) {
+  // `now`: of the turn, so that a batch of requests costs one look at the clock.
+  bool send_one(Connection& c, bool insert, std::size_t slot, std::uint64_t now,
+                const std::function<std::optional<std::size_t>()>& next) {
     const auto index = next();
     if (!index) return false;
     char key[kKeySize], value[kValueSize];
     Data::key(*index, key);
-    c.slots[slot] = {clock_.nanoseconds(), *index};
+    c.slots[slot] = {now, *index};
     if (insert) {
       data_.value(*index, value);
       c.protocol->insert(c.out, {key, kKeySize}, {value, kValueSize}, slot);
@@ -273,31 +323,28 @@ class Load {
   // Reads what came, asks anew for each answer, and returns how many requests ended without a successor.
   std::size_t serve(Connection& c, bool insert, const std::function<std::optional<std::size_t>()>& next,
                     bench::Latencies& latencies) {
-    constexpr std::size_t kRead = 64 << 10;
-    const std::size_t had = c.in.size();
-    c.in.resize(had + kRead);
-    const ssize_t got = ::recv(c.fd, c.in.data() + had, kRead, 0);
+    if (c.in.size() - c.in_end < kRead) {
+      std::memmove(c.in.data(), c.in.data() + c.in_used, c.in_end - c.in_used);
+      c.in_end -= c.in_used;
+      c.in_used = 0;
+    }
+    const ssize_t got = ::recv(c.fd, c.in.data() + c.in_end, kRead, 0);
     require(got > 0, got == 0 ? "the server closed the connection" : std::string("recv: ") + std::strerror(errno));
-    c.in.resize(had + static_cast<std::size_t>(got));
+    c.in_end += static_cast<std::size_t>(got);
+    const std::uint64_t now = clock_.nanoseconds();
     std::size_t ended = 0;
     for (;;) {
-      const Protocol::Reply reply = c.protocol->reply(base::Bytes(c.in).substr(c.in_used), insert);
+      const Protocol::Reply reply = c.protocol->reply({c.in.data() + c.in_used, c.in_end - c.in_used}, insert);
       if (reply.size == 0) break;
       const std::size_t slot = c.protocol->in_order() ? c.first % c.slots.size() : static_cast<std::size_t>(reply.slot);
       require(slot < c.slots.size() && c.first < c.last, "an answer that nobody asked for");
       ++c.first;
-      if (!insert) require(data_.matches(c.slots[slot].key, reply.value), "a lookup returned another value");
-      latencies.add(clock_.nanoseconds() - c.slots[slot].sent);
+      if (!insert && c.protocol->stores()) require(data_.matches(c.slots[slot].key, reply.value), "a lookup returned another value");
+      latencies.add(now - c.slots[slot].sent);
       c.in_used += reply.size;
-      ended += !send_one(c, insert, slot, next);
+      ended += !send_one(c, insert, slot, now, next);
     }
-    if (c.in_used == c.in.size()) {
-      c.in.clear();
-      c.in_used = 0;
-    } else if (c.in_used > kRead) {
-      c.in.erase(0, c.in_used);
-      c.in_used = 0;
-    }
+    if (c.in_used == c.in_end) c.in_used = c.in_end = 0;
     flush(c);
     return ended;
   }
@@ -390,13 +437,15 @@ zht::wire::MembershipTable membership_of(const std::string& address) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const bench::Arguments arguments = bench::parse("store", {"zht", "redis", "memcached", "zht_client"}, argc, argv);
+  const bench::Arguments arguments = bench::parse("store", {"zht", "redis", "memcached", "limit", "zht_client"}, argc, argv);
   const bench::Report report(arguments);
   const Data data;
   const std::size_t keys = arguments.pick<std::size_t>(500, 100'000, 100'000);
   const double seconds = arguments.pick(0.0, 0.5, 3.0);
   const std::size_t at_least = arguments.pick<std::size_t>(1'000, 2'000, 10'000);
   const bool always = arguments.durability == "always";
+  // For work on one row: --rows="insert 32x16,lookup 1x1".
+  const std::string rows = arguments.option("rows", ""), only = rows.empty() ? "" : "," + rows + ",";
 
   std::string address = arguments.address;
   MakeProtocol make;
@@ -405,6 +454,8 @@ int main(int argc, char** argv) {
     make = [](std::size_t) { return std::make_unique<Resp>(); };
   } else if (arguments.system == "memcached") {
     make = [](std::size_t) { return std::make_unique<MemcachedText>(); };
+  } else if (arguments.system == "limit") {
+    make = [](std::size_t) { return std::make_unique<Echo>(); };
   } else if (arguments.system == "zht") {
     const zht::wire::MembershipTable table = membership_of(arguments.option("listen", address));
     require(table.instances_size() == 1, "zht: the node under test must have one instance");
@@ -436,20 +487,21 @@ int main(int argc, char** argv) {
   for (const bool insert : {true, false}) {
     if (always && !insert) continue;  // a lookup does not sync
     for (const auto& [connections, depth] : shapes) {
+      const std::string row = std::string(insert ? "insert " : "lookup ") + (always ? "always " : "") +
+                              std::to_string(connections) + "x" + std::to_string(depth);
+      if (!only.empty() && only.find("," + row + ",") == std::string::npos) continue;
       base::Random random(connections * 1000 + depth);
       std::size_t asked = 0;
       bench::Latencies latencies;
       latencies.reserve(1 << 22);
       bench::Stopwatch watch;
       measure(insert, connections, depth, [&]() -> std::optional<std::size_t> {
-        if (asked >= at_least && watch.seconds() >= seconds) return std::nullopt;
+        if (asked >= at_least && asked % 16 == 0 && watch.seconds() >= seconds) return std::nullopt;
         ++asked;
         return random.below(keys);
       }, latencies);
       const double took = watch.seconds();
       require(latencies.count() == asked, "answers are missing");
-      const std::string row = std::string(insert ? "insert " : "lookup ") + (always ? "always " : "") +
-                              std::to_string(connections) + "x" + std::to_string(depth);
       report.row(row, "ops_per_s", static_cast<double>(asked) / took);
       report.latency(row, latencies);
     }

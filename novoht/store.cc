@@ -155,6 +155,24 @@ class StoreImpl final : public Store {
     if (const TableState* const state = tables_.find(table)) state->table.prefetch_bucket(core::Table::hash(key));
   }
 
+  void prefetch_all(std::span<const TableKey> keys) const override {
+    const TableState* states[kAhead];
+    std::uint64_t hashes[kAhead];
+    for (std::size_t begin = 0; begin < keys.size(); begin += kAhead) {
+      std::size_t count = 0;
+      for (const TableKey& one : keys.subspan(begin, std::min(kAhead, keys.size() - begin))) {
+        const TableState* const state = tables_.find(one.table);
+        if (state == nullptr) continue;
+        state->table.prefetch();
+        states[count] = state;
+        hashes[count++] = core::Table::hash(one.key);
+      }
+      for (std::size_t i = 0; i < count; i++) states[i]->table.prefetch_root(hashes[i]);
+      for (std::size_t i = 0; i < count; i++) states[i]->table.prefetch_bucket(hashes[i]);
+      for (std::size_t i = 0; i < count; i++) states[i]->table.prefetch_entry(hashes[i]);
+    }
+  }
+
   Version version(TableId table) const override {
     const TableState* const state = tables_.find(table);
     return state == nullptr ? 0 : state->version;

@@ -79,6 +79,11 @@ class ValueView {
   base::WallTime expires_{};
 };
 
+struct TableKey {
+  TableId table{0};
+  Bytes key;
+};
+
 // What an embedder keeps beside the tables and wants back after a crash: called while a store opens, for one table in
 // the order: restore (when there is a checkpoint), then replay for every later record; and attachment() when a
 // checkpoint is taken. On the thread that opened or maintains the store.
@@ -150,6 +155,9 @@ class Store {
   virtual void lookup_many(TableId table, std::span<const Bytes> keys, std::span<std::optional<ValueView>> found) const = 0;
   // A hint: this key will be looked up or changed soon. Costs some nanoseconds; waits for nothing.
   virtual void prefetch(TableId table, Bytes key) const = 0;
+  // The same for keys of any tables, down to their entries: their memory is fetched together, which takes little longer
+  // than fetching that of one. Worth it from two keys on.
+  virtual void prefetch_all(std::span<const TableKey> keys) const = 0;
   // The table's own version (last record's number); a later change's version is always greater.
   virtual Version version(TableId table) const = 0;
   virtual std::uint64_t epoch(TableId table) const = 0;  // of its last record; 0: none

@@ -94,7 +94,15 @@ class Table {
   void load(const CheckpointEntry& entry);
   void clear();
 
-  // Asks the processor for what find() will need; the second half after the first had time to arrive.
+  // Asks the processor for what find() will need; each after the one before had time to arrive. A table that was in use a
+  // moment ago needs only the last two.
+  void prefetch() const {
+    __builtin_prefetch(&roots_);
+    __builtin_prefetch(reinterpret_cast<const char*>(&roots_) + 64);
+  }
+  void prefetch_root(std::uint64_t hash) const {
+    if (!roots_.empty()) __builtin_prefetch(&roots_[leaf_index(hash)]);
+  }
   void prefetch_bucket(std::uint64_t hash) const;
   void prefetch_entry(std::uint64_t hash) const;
 

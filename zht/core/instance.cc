@@ -1,6 +1,7 @@
 #include "zht/core/instance.h"
 
 #include <algorithm>
+#include <array>
 
 namespace zht::core {
 
@@ -42,7 +43,13 @@ Result<Durability> parse_durability(std::string_view text) {
 
 Instance::Instance(InstanceOptions options, const Procedures& procedures, const MembershipTable& table)
     : options_(options), procedures_(procedures), table_(table) {
-  for (std::uint32_t p = 0; p < table_.partition_count(); p++) owned_ += owns(PartitionId{p});
+  epochs_.resize(table_.partition_count());
+  for (std::uint32_t p = 0; p < table_.partition_count(); p++) {
+    const View& view = table_.partitions[p];
+    if (view.primary != options_.id) continue;
+    epochs_[p] = static_cast<std::uint64_t>(view.epoch);
+    owned_++;
+  }
 }
 
 Instance::~Instance() = default;
@@ -66,24 +73,24 @@ Result<std::unique_ptr<Instance>> Instance::open(base::FileSystem& files, std::s
 }
 
 Result<void> Instance::restore(TableId table, Bytes attachment) {
-  return results_[static_cast<std::uint32_t>(table)].decode(attachment);
+  return results_.decode(static_cast<PartitionId>(table), attachment);
 }
 
 Result<void> Instance::replay(TableId table, Version version, std::uint64_t, Bytes bytes) {
   if (bytes.empty()) return {};  // housekeeping: nobody asked for it
   TRY_LET(note, decode_note(bytes, version));
-  results_[static_cast<std::uint32_t>(table)].record(note);
+  results_.record(static_cast<PartitionId>(table), std::move(note));
   return {};
 }
 
 std::string Instance::attachment(TableId table) {
   std::string out;
-  if (const auto found = results_.find(static_cast<std::uint32_t>(table)); found != results_.end()) found->second.encode(out);
+  results_.encode(static_cast<PartitionId>(table), out);
   return out;
 }
 
 bool Instance::owns(PartitionId partition) const {
-  return number_of(partition) < table_.partition_count() && table_.view_of(partition).primary == options_.id;
+  return number_of(partition) < epochs_.size() && epochs_[number_of(partition)] != 0;
 }
 
 void Instance::begin_round(base::Time now, base::WallTime wall) {
@@ -121,27 +128,45 @@ void Instance::note_failure(const Result<void>& outcome) {
   if (!outcome && failure_.empty()) failure_ = outcome.error().message;
 }
 
+void Instance::on_frames(ConnectionId from, std::span<const Frame> frames, std::string& out) {
+  constexpr std::size_t kTogether = 32;
+  std::array<novoht::TableKey, kTogether> keys;
+  for (std::size_t begin = 0; begin < frames.size(); begin += kTogether) {
+    const auto some = frames.subspan(begin, std::min(kTogether, frames.size() - begin));
+    if (some.size() > 1) {
+      std::size_t count = 0;
+      for (const Frame& frame : some)
+        if (frame.type == wire::FrameType::request && !frame.key.empty())
+          keys[count++] = {TableId{frame.partition}, frame.key};
+      store_->prefetch_all(std::span(keys).first(count));
+    }
+    for (const Frame& frame : some) on_frame(from, frame, out);
+  }
+}
+
 void Instance::on_frame(ConnectionId from, const Frame& frame, std::string& out) {
   if (frame.type == wire::FrameType::goodbye) {
-    for (auto& [partition, results] : results_) results.forget(frame.client());
+    results_.forget(frame.client(), now_ms_);
     return;
   }
   if (frame.type != wire::FrameType::request)
     return answer_error(frame, fail(Code::invalid, "frame of type ", static_cast<int>(frame.type), " is not for an instance"), out);
   statistics_.operations++;
-  const auto operation = wire::decode_operation(frame);
-  if (!operation) return answer_error(frame, operation.error(), out);
+  OperationView operation;
+  if (auto decoded = wire::decode_operation(frame, operation); !decoded) return answer_error(frame, decoded.error(), out);
   const PartitionId partition{frame.partition};
   if (number_of(partition) >= table_.partition_count())
     return answer_error(frame, fail(Code::invalid, "partition ", frame.partition, " of ", table_.partition_count()), out);
-  if (!owns(partition) || frame.epoch != static_cast<std::uint64_t>(table_.view_of(partition).epoch))
-    return answer_retry(frame, out);
-  if (auto checked = check_operation(*operation, partition); !checked) return answer_error(frame, checked.error(), out);
-  switch (operation->kind) {
-    case OpKind::lookup: return do_lookup(frame, *operation, out);
-    case OpKind::callback: return do_callback(from, frame, *operation, out);
-    case OpKind::scan: return do_scan(frame, *operation, out);
-    default: return do_change(frame, *operation, out);
+  if (frame.epoch == 0 || frame.epoch != epochs_[frame.partition]) return answer_retry(frame, out);
+  if (auto checked = check_operation(operation, partition); !checked) return answer_error(frame, checked.error(), out);
+  switch (operation.kind) {
+    case OpKind::lookup: return do_lookup(frame, operation, out);
+    case OpKind::callback: return do_callback(from, frame, operation, out);
+    case OpKind::scan: return do_scan(frame, operation, out);
+    case OpKind::insert:
+      if (operation.condition == Condition::Kind::none) return do_insert(frame, operation, out);
+      [[fallthrough]];
+    default: return do_change(frame, operation, out);
   }
 }
 
@@ -192,14 +217,14 @@ void Instance::answer(const Frame& frame, const Outcome& outcome, std::string& o
 
 void Instance::answer_recorded(const Frame& frame, const Recorded& recorded, std::string& out) const {
   Outcome outcome;
-  if (recorded.outcome.empty()) {
+  if (!recorded.outcome) {
     outcome.present = recorded.present;
     outcome.version = recorded.version;
     outcome.size = recorded.size;
     outcome.fragment_count = recorded.fragment_count;
     if (recorded.kind == OpKind::append && recorded.fragment_count > 0) outcome.fragment_index = recorded.fragment_count - 1;
   } else {
-    Bytes bytes = recorded.outcome;
+    Bytes bytes = *recorded.outcome;
     auto decoded = wire::decode_outcome(bytes);
     if (!decoded) return answer_error(frame, decoded.error(), out);
     outcome = std::move(decoded).value();
@@ -226,8 +251,7 @@ void Instance::fill(Outcome& outcome, const Seen& seen, const Range& range) {
 // The hot path of reads: the value goes from the store straight into the reply.
 void Instance::do_lookup(const Frame& frame, const OperationView& operation, std::string& out) {
   const auto stored = store_->lookup(table_of(PartitionId{frame.partition}), operation.key);
-  if (!stored)
-    return answer_error(frame, fail(Code::not_found, "no key \"", base::escape(operation.key), "\""), out);
+  if (!stored) return answer_error(frame, {Code::not_found, "no key \"" + base::escape(operation.key) + "\""}, out);
   Seen seen;
   seen.present = true;
   seen.size = stored->size();
@@ -312,6 +336,11 @@ Outcome Instance::refusal(Code code, std::string message, const Seen& seen) {
   return outcome;
 }
 
+base::WallTime Instance::expiry_of(const OperationView& operation) const {
+  if (operation.ttl_ms == 0) return base::kNever;
+  return base::from_millis(now_ms_ + std::min<std::uint64_t>(operation.ttl_ms, 1'000'000'000'000));
+}
+
 Outcome Instance::evaluate(const OperationView& operation) {
   const auto failed = [](const Error& error) {
     Outcome outcome;
@@ -320,17 +349,13 @@ Outcome Instance::evaluate(const OperationView& operation) {
     return outcome;
   };
   const auto quoted = [&] { return "\"" + base::escape(operation.key) + "\""; };
-  const auto expires = [&] {
-    return operation.ttl_ms == 0 ? base::kNever
-                                 : base::from_millis(now_ms_ + std::min<std::uint64_t>(operation.ttl_ms, 1'000'000'000'000));
-  };
   if (operation.kind == OpKind::batch) return evaluate_batch(operation);
   if (operation.kind == OpKind::update) return evaluate_update(operation);
 
   Outcome outcome;
-  // A plain insert need not look at what is there.
+  // A plain insert (here one of a batch) need not look at what is there.
   if (operation.kind == OpKind::insert && operation.condition == Condition::Kind::none) {
-    if (auto put = transaction_->put(Change::insert(operation.key, operation.value, expires())); !put) return failed(put.error());
+    if (auto put = transaction_->put(Change::insert(operation.key, operation.value, expiry_of(operation))); !put) return failed(put.error());
     outcome.present = true;
     outcome.version = kThisRecord;
     outcome.size = operation.value.size();
@@ -362,7 +387,7 @@ Outcome Instance::evaluate(const OperationView& operation) {
                            std::to_string(operation.limit),
                        seen);
       const Change change = seen.present ? Change::append(operation.key, operation.value)
-                                         : Change::insert(operation.key, operation.value, expires());
+                                         : Change::insert(operation.key, operation.value, expiry_of(operation));
       if (auto put = transaction_->put(change); !put) return failed(put.error());
       outcome.present = true;
       outcome.version = kThisRecord;
@@ -379,7 +404,7 @@ Outcome Instance::evaluate(const OperationView& operation) {
       }
       const bool remove = operation.kind == OpKind::cswap && operation.desired == Desired::remove;
       if (remove && !seen.present) return outcome;
-      const Change change = remove ? Change::remove(operation.key) : Change::insert(operation.key, operation.value, expires());
+      const Change change = remove ? Change::remove(operation.key) : Change::insert(operation.key, operation.value, expiry_of(operation));
       if (auto put = transaction_->put(change); !put) return failed(put.error());
       outcome.version = kThisRecord;
       outcome.present = !remove;
@@ -434,22 +459,87 @@ Outcome Instance::evaluate_update(const OperationView& operation) {
   return outcome;
 }
 
-void Instance::do_change(const Frame& frame, const OperationView& operation, std::string& out) {
-  const PartitionId partition{frame.partition};
-  if (frame.sequence() == 0 || frame.client() == 0)
-    return answer_error(frame, fail(Code::invalid, "a change without the identity of its client"), out);
-  ResultTable& results = results_[number_of(partition)];
-  const auto seen = results.find(frame.client(), frame.sequence(), frame.flags & wire::kRetry, now_ms_);
-  if (seen.verdict == ResultTable::Verdict::expired)
-    return answer_error(frame, fail(Code::timeout, "request ", frame.sequence(), " is too old to know whether it happened"), out);
-  if (seen.verdict == ResultTable::Verdict::answered) {
-    statistics_.retries_answered++;
-    if (!failure_.empty() && !seen.recorded->refused)
-      return answer_error(frame, fail(Code::timeout, "the store failed, the change may be lost: ", failure_), out);
-    return answer_recorded(frame, *seen.recorded, out);
+bool Instance::admit(const Frame& frame, std::string& out) {
+  if (frame.sequence() == 0 || frame.client() == 0) {
+    answer_error(frame, fail(Code::invalid, "a change without the identity of its client"), out);
+    return false;
   }
-  if (!failure_.empty()) return answer_error(frame, fail(Code::io, "the store only reads: ", failure_), out);
+  const auto seen = results_.find(PartitionId{frame.partition}, frame.client(), frame.sequence(), frame.flags & wire::kRetry, now_ms_);
+  switch (seen.verdict) {
+    case ResultTable::Verdict::fresh: break;
+    case ResultTable::Verdict::expired:
+      answer_error(frame, fail(Code::timeout, "request ", frame.sequence(), " is too old to know whether it happened"), out);
+      return false;
+    case ResultTable::Verdict::full:
+      answer_error(frame, fail(Code::unavailable, "too many answers are kept for clients that have not said that they have them"), out);
+      return false;
+    case ResultTable::Verdict::answered:
+      statistics_.retries_answered++;
+      if (!failure_.empty() && !seen.recorded->refused)
+        answer_error(frame, fail(Code::timeout, "the store failed, the change may be lost: ", failure_), out);
+      else
+        answer_recorded(frame, *seen.recorded, out);
+      return false;
+  }
+  if (failure_.empty()) return true;
+  answer_error(frame, fail(Code::io, "the store only reads: ", failure_), out);
+  return false;
+}
 
+Result<Version> Instance::apply(PartitionId partition, std::span<const Change> changes, const Note& note) {
+  note_.clear();
+  encode_note(note_, note);
+  TRY_LET(version, store_->apply(table_of(partition), changes, note_, epochs_[number_of(partition)]));
+  statistics_.changes++;
+  changed_in_round_ = true;
+  return version;
+}
+
+void Instance::do_insert(const Frame& frame, const OperationView& operation, std::string& out) {
+  if (!admit(frame, out)) return;
+  const PartitionId partition{frame.partition};
+  Note note{frame.client(), frame.sequence(), frame.floor(), now_ms_, {}};
+  note.recorded.kind = OpKind::insert;
+  note.recorded.present = true;
+  note.recorded.size = operation.value.size();
+  note.recorded.fragment_count = 1;
+  const Change change = Change::insert(operation.key, operation.value, expiry_of(operation));
+  const auto applied = apply(partition, {&change, 1}, note);
+  if (!applied) return refuse(frame, operation.kind, std::move(applied).error(), out);
+  note.recorded.version = *applied;
+  results_.record(partition, std::move(note));
+  if (!watchers_.empty()) notify(partition, {&change, 1});
+  const std::size_t start = wire::begin_reply(out, {.op = frame.op,
+                                                    .flags = wire::kPresent,
+                                                    .request = frame.request,
+                                                    .version = *applied,
+                                                    .size = operation.value.size(),
+                                                    .epoch = frame.epoch,
+                                                    .partition = frame.partition});
+  wire::end_reply(out, start);
+}
+
+// Nothing changed. Remembered in this life, so that a copy of the request still under way cannot do otherwise.
+void Instance::remember_refusal(const Frame& frame, OpKind kind, const Outcome& outcome) {
+  Note note{frame.client(), frame.sequence(), frame.floor(), now_ms_, {}};
+  note.recorded.kind = kind;
+  note.recorded.refused = true;
+  note.recorded.outcome = std::make_unique<std::string>();
+  wire::encode_outcome(*note.recorded.outcome, outcome);
+  results_.record(PartitionId{frame.partition}, std::move(note));
+}
+
+void Instance::refuse(const Frame& frame, OpKind kind, const Error& error, std::string& out) {
+  Outcome refused;
+  refused.code = error.code;
+  refused.message = error.message;
+  remember_refusal(frame, kind, refused);
+  answer(frame, refused, out);
+}
+
+void Instance::do_change(const Frame& frame, const OperationView& operation, std::string& out) {
+  if (!admit(frame, out)) return;
+  const PartitionId partition{frame.partition};
   const Bytes first_key = operation.key;
   transaction_->begin(table_of(partition), first_key.empty() ? Bytes() : hash_tag(first_key));
   if (operation.kind == OpKind::batch) {
@@ -458,45 +548,30 @@ void Instance::do_change(const Frame& frame, const OperationView& operation, std
     transaction_->begin(table_of(partition), hash_tag(wire::next_operation(rest)->key));
   }
   Outcome outcome = evaluate(operation);
-
-  Note note{frame.client(), frame.sequence(), frame.floor(), now_ms_, {}};
-  note.recorded.kind = operation.kind;
   if (outcome.code != Code::ok || transaction_->changes().empty()) {
-    // Nothing changes. Remembered in this life, so that a copy of the request still under way cannot do otherwise.
-    note.recorded.refused = true;
     set_version(outcome, 0);
-    wire::encode_outcome(note.recorded.outcome, outcome);
-    results.record(note);
+    remember_refusal(frame, operation.kind, outcome);
     return answer(frame, outcome, out);
   }
+  Note note{frame.client(), frame.sequence(), frame.floor(), now_ms_, {}};
+  note.recorded.kind = operation.kind;
   note.recorded.present = outcome.present;
   note.recorded.size = outcome.size;
   note.recorded.fragment_count = outcome.fragment_count;
-  if (operation.kind == OpKind::update || operation.kind == OpKind::batch)
-    wire::encode_outcome(note.recorded.outcome, outcome);
-  note_.clear();
-  encode_note(note_, note);
-  const auto applied =
-      store_->apply(table_of(partition), transaction_->changes(), note_, static_cast<std::uint64_t>(table_.view_of(partition).epoch));
-  if (!applied) {
-    Outcome refused;
-    refused.code = applied.code();
-    refused.message = applied.error().message;
-    note.recorded = {.kind = operation.kind, .refused = true};
-    wire::encode_outcome(note.recorded.outcome, refused);
-    results.record(note);
-    return answer(frame, refused, out);
+  if (operation.kind == OpKind::update || operation.kind == OpKind::batch) {
+    note.recorded.outcome = std::make_unique<std::string>();
+    wire::encode_outcome(*note.recorded.outcome, outcome);
   }
-  statistics_.changes++;
-  changed_in_round_ = true;
+  const auto applied = apply(partition, transaction_->changes(), note);
+  if (!applied) return refuse(frame, operation.kind, applied.error(), out);
   note.recorded.version = *applied;
   set_version(outcome, *applied);
-  results.record(note);
+  results_.record(partition, std::move(note));
   if (!watchers_.empty()) notify(partition, transaction_->changes());
   answer(frame, outcome, out);
 }
 
-void Instance::notify(PartitionId partition, const std::vector<Change>& changes) {
+void Instance::notify(PartitionId partition, std::span<const Change> changes) {
   std::vector<std::string> keys;
   for (const Change& change : changes)
     if (std::string key(change.key); watchers_.watched(key) && std::find(keys.begin(), keys.end(), key) == keys.end())
@@ -536,7 +611,7 @@ void Instance::on_tick() {
   }
   if (now_ >= next_forget_) {
     next_forget_ = now_ + std::chrono::minutes(1);
-    for (auto& [partition, results] : results_) results.forget_silent(now_ms_);
+    results_.forget_silent(now_ms_);
   }
 }
 
@@ -547,7 +622,7 @@ void Instance::reap_expired() {
     if (keys.empty()) continue;
     std::vector<Change> changes;
     for (const std::string& key : keys) changes.push_back(Change::remove(key));
-    if (!store_->apply(table, changes, {}, static_cast<std::uint64_t>(table_.view_of(static_cast<PartitionId>(table)).epoch))) return;
+    if (!store_->apply(table, changes, {}, epochs_[static_cast<std::uint32_t>(table)])) return;
     changed_in_round_ = true;
     if (!watchers_.empty()) notify(static_cast<PartitionId>(table), changes);
   }

@@ -7,15 +7,15 @@
 // end_round() has returned ok: that is what makes an acknowledgement a promise.
 //
 //   instance.begin_round(clock.now(), clock.wall());
-//   for (each frame) instance.on_frame(connection, frame, out_buffer_of[connection]);
+//   for (each connection) instance.on_frames(connection, its_frames, out_buffer_of[connection]);
 //   TRY(instance.end_round());
 //   send the buffers, and instance.take_sends()
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "novoht/store.h"
@@ -59,7 +59,9 @@ class Instance final : private novoht::Companion {
   ~Instance() override;
 
   void begin_round(base::Time now, base::WallTime wall);
-  // Executes a request or goodbye frame. Its reply is appended to `out`, except for a callback that has to wait.
+  // Executes request and goodbye frames of one connection, in order. Their replies are appended to `out`, except those of
+  // callbacks that have to wait. The more frames at once the better: the memory they need is fetched together.
+  void on_frames(ConnectionId from, std::span<const wire::Frame> frames, std::string& out);
   void on_frame(ConnectionId from, const wire::Frame& frame, std::string& out);
   void on_closed(ConnectionId connection);
   // Timeouts of watchers, expiry, forgotten sessions, housekeeping of the store. Call inside a round, every kTick.
@@ -101,16 +103,24 @@ class Instance final : private novoht::Companion {
   void do_callback(ConnectionId from, const wire::Frame& frame, const wire::OperationView& operation, std::string& out);
   void do_scan(const wire::Frame& frame, const wire::OperationView& operation, std::string& out);
   void do_change(const wire::Frame& frame, const wire::OperationView& operation, std::string& out);
+  // An insert without a condition needs no look at what is there.
+  void do_insert(const wire::Frame& frame, const wire::OperationView& operation, std::string& out);
+  // Whether the request may be executed; otherwise it has been answered.
+  bool admit(const wire::Frame& frame, std::string& out);
+  Result<Version> apply(PartitionId partition, std::span<const novoht::Change> changes, const Note& note);
 
   // Each evaluates against the transaction and puts its changes there. A failed condition is an outcome with its code.
   Outcome evaluate(const wire::OperationView& operation);
   Outcome evaluate_batch(const wire::OperationView& operation);
   Outcome evaluate_update(const wire::OperationView& operation);
+  base::WallTime expiry_of(const wire::OperationView& operation) const;
+  void remember_refusal(const wire::Frame& frame, OpKind kind, const Outcome& outcome);
+  void refuse(const wire::Frame& frame, OpKind kind, const Error& error, std::string& out);
   Outcome refusal(Code code, std::string message, const Seen& seen);
 
   void fill(Outcome& outcome, const Seen& seen, const Range& range);
   // Wakes the watchers of every key the transaction changed.
-  void notify(PartitionId partition, const std::vector<novoht::Change>& changes);
+  void notify(PartitionId partition, std::span<const novoht::Change> changes);
   bool satisfied(const Condition& condition, const Seen& seen) const;
   void send_to(const Watcher& watcher, const Outcome& outcome);
   void note_failure(const Result<void>& outcome);
@@ -120,7 +130,8 @@ class Instance final : private novoht::Companion {
   const Procedures& procedures_;
   const MembershipTable& table_;
   std::unique_ptr<novoht::Store> store_;
-  std::unordered_map<std::uint32_t, ResultTable> results_;  // by partition
+  std::vector<std::uint64_t> epochs_;  // by partition: of its view, where this instance is the primary; else 0
+  ResultTable results_;
   Watchers watchers_;
   std::unique_ptr<PartitionTransaction> transaction_;
   std::vector<Send> sends_;

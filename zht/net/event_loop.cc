@@ -1,6 +1,7 @@
 #include "zht/net/event_loop.h"
 
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,7 +11,19 @@
 
 namespace zht::net {
 
-using Clock = std::chrono::steady_clock;
+using namespace std::chrono_literals;
+
+namespace {
+constexpr auto kLookAtSwitches = 1ms;  // how often
+constexpr long kSwitchesAllowed = 1;   // in that time; the kernel's own threads run now and then
+constexpr auto kLeaveItAlone = 20ms;   // to whoever wants the processor
+
+long involuntary_switches() {
+  rusage usage{};
+  ::getrusage(RUSAGE_THREAD, &usage);
+  return usage.ru_nivcsw;
+}
+}  // namespace
 
 EventLoop::EventLoop() : events_(256) {
   epoll_ = ::epoll_create1(EPOLL_CLOEXEC);
@@ -70,11 +83,65 @@ void EventLoop::stop() {
   post([] {});
 }
 
-int EventLoop::wait_time() const {
+int EventLoop::wait_time(Clock::time_point now) const {
   if (timers_.empty()) return -1;
-  const auto left = timers_.begin()->first - Clock::now();
+  const auto left = timers_.begin()->first - now;
   if (left <= Clock::duration::zero()) return 0;
-  return static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(left).count());
+  return static_cast<int>(std::min<std::int64_t>(std::chrono::ceil<std::chrono::milliseconds>(left).count(), 1'000'000));
+}
+
+bool EventLoop::poll_pays(Clock::time_point now) {
+  if (credit_ < 0 || now < no_poll_until_) return false;
+  if (now - looked_ < kLookAtSwitches) return true;
+  const long switches = involuntary_switches();
+  const bool wanted = switches - switches_ > kSwitchesAllowed && now - looked_ < 10 * kLookAtSwitches;
+  switches_ = switches;
+  looked_ = now;
+  if (wanted) no_poll_until_ = now + kLeaveItAlone;
+  return !wanted;
+}
+
+// Credit counts microseconds, roughly: what was saved by polls that found something, less what polls in vain have cost. A
+// loop that sleeps gains some by each wait that a poll would have made shorter.
+void EventLoop::polled(bool found) {
+  if (found) {
+    credit_ = std::min(credit_ + kSaved, kMostCredit);
+    found_in_a_row_ = std::min(found_in_a_row_ + 1, kGoodRow);
+    if (found_in_a_row_ == kGoodRow) dear_ = 1;
+    return;
+  }
+  // Nothing but polls in vain: perhaps whoever would send shares this processor, and cannot while we look.
+  dear_ = found_in_a_row_ < kPoorRow ? std::min(4 * dear_, kDearest) : dear_;
+  found_in_a_row_ = 0;
+  credit_ -= kSpent * dear_;
+}
+
+// Returns as epoll_wait does.
+int EventLoop::wait() {
+  const int most = static_cast<int>(events_.size());
+  const auto begin = Clock::now();
+  const int longest = wait_time(begin);
+  if (busy_poll_ == base::Duration::zero() || longest == 0) return ::epoll_wait(epoll_, events_.data(), most, longest);
+  if (!poll_pays(begin)) {
+    const int count = ::epoll_wait(epoll_, events_.data(), most, longest);
+    // Half of a short sleep is falling asleep and waking.
+    if (Clock::now() - begin <= 2 * busy_poll_) credit_ = count > 0 && credit_ < 0 ? credit_ + 1 : credit_;
+    else credit_ = std::min(credit_, -kWorthATry);
+    return count;
+  }
+  for (;;) {
+    const int count = ::epoll_wait(epoll_, events_.data(), most, 0);
+    if (count != 0) {
+      polled(true);
+      return count;
+    }
+    const auto now = Clock::now();
+    if (!timers_.empty() && timers_.begin()->first <= now) return 0;
+    if (now - begin >= busy_poll_) {
+      polled(false);
+      return ::epoll_wait(epoll_, events_.data(), most, wait_time(now));
+    }
+  }
 }
 
 void EventLoop::run_timers() {
@@ -100,7 +167,7 @@ void EventLoop::run_posted() {
 
 void EventLoop::run() {
   while (!stopped_) {
-    const int count = ::epoll_wait(epoll_, events_.data(), static_cast<int>(events_.size()), wait_time());
+    const int count = wait();
     CHECK(count >= 0 || errno == EINTR, "epoll_wait");
     event_count_ = static_cast<std::size_t>(std::max(count, 0));
     for (std::size_t i = 0; i < event_count_; i++) {

@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cstring>
 
@@ -32,6 +33,7 @@ struct FrameServer::Connection final : Ready {
   std::size_t released = 0;   // of `out`: may be sent; the rest belongs to the round at hand
   std::uint32_t interest = EPOLLIN;
   bool touched = false;
+  bool gone = false;          // closed in this turn
   bool blocked = false;       // the socket takes no more for now
   bool closing = false;       // close once `out` is gone
 };
@@ -49,7 +51,7 @@ FrameServer::FrameServer(EventLoop& loop, FrameHandler& handler, FrameServerLimi
     : loop_(loop), handler_(handler), limits_(limits), buffer_(kReadSize, '\0') {
   loop_.end_of_turn([this] {
     close_round();
-    closed_.clear();
+    if (!closed_.empty()) closed_.clear();
   });
 }
 
@@ -83,7 +85,7 @@ void FrameServer::stop() {
     if (!listener->unix_path.empty()) ::unlink(listener->unix_path.c_str());
   }
   listeners_.clear();
-  while (!connections_.empty()) close(connections_.begin()->first);
+  while (!connections_.empty()) close(*connections_.begin()->second);
 }
 
 void FrameServer::accept(Listener& listener) {
@@ -131,7 +133,7 @@ void FrameServer::receive(Connection& connection) {
   if (connection.pending.empty()) {
     const ssize_t read = ::recv(connection.descriptor, buffer_.data(), buffer_.size(), 0);
     if (read < 0 && (errno == EAGAIN || errno == EINTR)) return;
-    if (read <= 0 || connection.closing) return close(connection.number);
+    if (read <= 0 || connection.closing) return close(connection);
     got = static_cast<std::size_t>(read);
     bytes = std::string_view(buffer_).substr(0, got);
   } else {
@@ -146,7 +148,7 @@ void FrameServer::receive(Connection& connection) {
     const ssize_t read = ::recv(connection.descriptor, connection.pending.data() + before, want, 0);
     connection.pending.resize(before + (read > 0 ? static_cast<std::size_t>(read) : 0));
     if (read < 0 && (errno == EAGAIN || errno == EINTR)) return;
-    if (read <= 0) return close(connection.number);
+    if (read <= 0) return close(connection);
     got = connection.pending.size();
     bytes = connection.pending;
   }
@@ -167,26 +169,30 @@ void FrameServer::receive(Connection& connection) {
 }
 
 bool FrameServer::consume(Connection& connection, std::string_view bytes, std::size_t& used) {
-  while (true) {
-    auto next = wire::next_frame(bytes.substr(used), limits_.frame_size);
-    if (!next) {
-      const std::size_t start = wire::begin_reply(
-          connection.out, {.status = static_cast<std::uint8_t>(next.code())}, next.error().message);
-      wire::end_reply(connection.out, start);
-      touch(connection);
-      return false;
+  std::array<wire::Frame, kFramesAtOnce> frames;
+  const std::size_t before = connection.out.size();
+  std::optional<base::Error> broken;
+  for (std::size_t count = kFramesAtOnce; count == kFramesAtOnce && !broken;) {
+    for (count = 0; count < kFramesAtOnce; count++) {
+      auto complete = wire::next_frame(bytes.substr(used), limits_.frame_size, frames[count]);
+      if (!complete) broken = std::move(complete).error();
+      if (!complete || !*complete) break;
+      used += frames[count].size;
     }
-    if (!*next) return true;
-    used += (*next)->size;
-    const std::size_t before = connection.out.size();
-    handler_.on_frame(connection.number, **next, connection.out);
-    if (connection.out.size() > before) touch(connection);
+    if (count > 0) handler_.on_frames(connection.number, std::span(frames).first(count), connection.out);
   }
+  if (broken) {
+    const std::size_t start =
+        wire::begin_reply(connection.out, {.status = static_cast<std::uint8_t>(broken->code)}, broken->message);
+    wire::end_reply(connection.out, start);
+  }
+  if (connection.out.size() > before) touch(connection);
+  return !broken;
 }
 
 void FrameServer::touch(Connection& connection) {
   if (std::exchange(connection.touched, true)) return;
-  touched_.push_back(connection.number);
+  touched_.push_back(&connection);
 }
 
 // A round covers a turn of the loop: everything that was ready when it began.
@@ -198,19 +204,18 @@ void FrameServer::close_round() {
   if (!in_round_) return;
   const bool kept = handler_.end_round();
   in_round_ = false;
-  const auto touched = std::exchange(touched_, {});
-  for (ConnectionNumber number : touched) {
-    const auto found = connections_.find(number);
-    if (found == connections_.end()) continue;
-    Connection& connection = *found->second;
-    connection.touched = false;
+  sending_.swap(touched_);
+  for (Connection* const connection : sending_) {
+    connection->touched = false;
+    if (connection->gone) continue;
     if (!kept) {
-      close(number);
+      close(*connection);
       continue;
     }
-    connection.released = connection.out.size();
-    flush(connection);
+    connection->released = connection->out.size();
+    flush(*connection);
   }
+  sending_.clear();
 }
 
 void FrameServer::run_round(const std::function<void()>& work) {
@@ -227,7 +232,7 @@ void FrameServer::send(ConnectionNumber to, std::string frame) {
   touch(connection);
   if (in_round_) return;
   connection.touched = false;
-  std::erase(touched_, to);
+  std::erase(touched_, &connection);
   connection.released = connection.out.size();
   flush(connection);
 }
@@ -237,7 +242,7 @@ void FrameServer::flush(Connection& connection) {
     const ssize_t wrote = ::send(connection.descriptor, connection.out.data() + connection.sent,
                                  connection.released - connection.sent, MSG_NOSIGNAL);
     if (wrote < 0 && errno == EINTR) continue;
-    if (wrote < 0 && errno != EAGAIN) return close(connection.number);
+    if (wrote < 0 && errno != EAGAIN) return close(connection);
     if (wrote < 0) connection.blocked = true;
     else connection.sent += static_cast<std::size_t>(wrote);
   }
@@ -245,7 +250,7 @@ void FrameServer::flush(Connection& connection) {
     if (connection.out.capacity() > kReadSize) std::string().swap(connection.out);
     connection.out.clear();
     connection.sent = connection.released = 0;
-    if (connection.closing) return close(connection.number);
+    if (connection.closing) return close(connection);
   } else if (connection.sent > kReadSize) {
     connection.out.erase(0, connection.sent);
     connection.released -= connection.sent;
@@ -261,13 +266,13 @@ void FrameServer::set_interest(Connection& connection) {
   if (std::exchange(connection.interest, wanted) != wanted) loop_.change(connection.descriptor, wanted, connection);
 }
 
-void FrameServer::close(ConnectionNumber number) {
-  const auto found = connections_.find(number);
-  if (found == connections_.end()) return;
-  loop_.remove(found->second->descriptor, *found->second);
+void FrameServer::close(Connection& connection) {
+  if (std::exchange(connection.gone, true)) return;
+  loop_.remove(connection.descriptor, connection);
+  const auto found = connections_.find(connection.number);
   closed_.push_back(std::move(found->second));
   connections_.erase(found);
-  handler_.on_closed(number);
+  handler_.on_closed(connection.number);
 }
 
 }  // namespace zht::net

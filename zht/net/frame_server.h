@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -22,11 +23,15 @@ namespace zht::net {
 
 using ConnectionNumber = std::uint64_t;
 
+inline constexpr std::size_t kFramesAtOnce = 32;
+
 class FrameHandler {
  public:
   virtual ~FrameHandler() = default;
   virtual void begin_round() {}
-  virtual void on_frame(ConnectionNumber from, const wire::Frame& frame, std::string& out) = 0;
+  // Frames of one connection, in order, as many as lay together in what it sent (at most kFramesAtOnce). The replies go
+  // to `out`.
+  virtual void on_frames(ConnectionNumber from, std::span<const wire::Frame> frames, std::string& out) = 0;
   virtual void on_closed(ConnectionNumber) {}
   // Nothing of the round is sent before it returns. false: nothing of the round is sent at all, and the connections
   // that had replies in it are closed, so that their clients ask again.
@@ -69,7 +74,7 @@ class FrameServer {
   void close_round();
   void flush(Connection& connection);
   void set_interest(Connection& connection);
-  void close(ConnectionNumber number);
+  void close(Connection& connection);
   void touch(Connection& connection);
 
   EventLoop& loop_;
@@ -79,7 +84,8 @@ class FrameServer {
   std::unordered_map<ConnectionNumber, std::unique_ptr<Connection>> connections_;
   std::vector<std::unique_ptr<Connection>> closed_;  // in this turn: their code may still be on the stack
   ConnectionNumber next_ = 1;
-  std::vector<ConnectionNumber> touched_;  // have replies of this round
+  std::vector<Connection*> touched_;  // have replies of this round
+  std::vector<Connection*> sending_;  // scratch of close_round()
   bool in_round_ = false;
   std::string buffer_;  // shared by all connections: what arrives complete never leaves it
 };

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <asio/post.hpp>
 
 #include "zht/support/log.h"
@@ -41,6 +42,7 @@ base::Result<void> InstanceThread::listen_unix(const std::string& path) { return
 base::Result<std::string> InstanceThread::listen_tcp(const std::string& address) { return endpoint_->listen_tcp(address); }
 
 void InstanceThread::run() {
+  loop_.busy_poll(options_.busy_poll);
   loop_.every(core::Instance::kTick, [this] { endpoint_->run_round([this] { core_->on_tick(); }); });
   if (options_.core.durability == core::Durability::interval) loop_.every(options_.sync_interval, [this] { sync_in_background(); });
   thread_ = std::thread([this] {
@@ -85,16 +87,26 @@ void InstanceThread::begin_round() {
   core_->begin_round(clock_.now(), clock_.wall());
 }
 
-void InstanceThread::on_frame(net::ConnectionNumber from, const wire::Frame& frame, std::string& out) {
-  if (frame.type == wire::FrameType::control_request) {
-    // An instance answers what every client needs; the rest is the manager's.
-    if (static_cast<wire::ControlKind>(frame.op) == wire::ControlKind::membership)
-      return wire::encode_control(out, wire::FrameType::control_reply, wire::ControlKind::membership, frame.request, Code::ok, {},
-                                  encoded_table_);
-    return wire::encode_control(out, wire::FrameType::control_reply, static_cast<wire::ControlKind>(frame.op), frame.request,
-                                Code::invalid, "this is an instance; ask the node's manager", {});
+void InstanceThread::on_frames(net::ConnectionNumber from, std::span<const wire::Frame> frames, std::string& out) {
+  while (!frames.empty()) {
+    const auto control = std::find_if(frames.begin(), frames.end(), [](const wire::Frame& frame) {
+      return frame.type == wire::FrameType::control_request;
+    });
+    const auto before = static_cast<std::size_t>(control - frames.begin());
+    if (before > 0) core_->on_frames(core::ConnectionId{from}, frames.first(before), out);
+    if (before == frames.size()) return;
+    on_control(*control, out);
+    frames = frames.subspan(before + 1);
   }
-  core_->on_frame(core::ConnectionId{from}, frame, out);
+}
+
+// An instance answers what every client needs; the rest is the manager's.
+void InstanceThread::on_control(const wire::Frame& frame, std::string& out) const {
+  const auto kind = static_cast<wire::ControlKind>(frame.op);
+  if (kind == wire::ControlKind::membership)
+    return wire::encode_control(out, wire::FrameType::control_reply, kind, frame.request, Code::ok, {}, encoded_table_);
+  wire::encode_control(out, wire::FrameType::control_reply, kind, frame.request, Code::invalid,
+                       "this is an instance; ask the node's manager", {});
 }
 
 void InstanceThread::on_closed(net::ConnectionNumber connection) {

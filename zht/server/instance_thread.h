@@ -28,6 +28,7 @@ class InstanceThread final : private net::FrameHandler {
     std::string folder;             // of its store
     base::Duration sync_interval = std::chrono::seconds(1);
     std::size_t max_connections = 20'000;
+    base::Duration busy_poll{};     // see net::EventLoop
   };
   // `sync_pool` runs the syncs of durability interval. All references outlive it.
   InstanceThread(Options options, base::FileSystem& files, const base::Clock& clock, const Procedures& procedures,
@@ -57,7 +58,8 @@ class InstanceThread final : private net::FrameHandler {
 
  private:
   void begin_round() override;
-  void on_frame(net::ConnectionNumber from, const wire::Frame& frame, std::string& out) override;
+  void on_frames(net::ConnectionNumber from, std::span<const wire::Frame> frames, std::string& out) override;
+  void on_control(const wire::Frame& frame, std::string& out) const;
   void on_closed(net::ConnectionNumber connection) override;
   bool end_round() override;
   void sync_in_background();

@@ -116,6 +116,7 @@ void add_settings(support::Config& config, Settings& settings) {
   config.add_size("max_value_size", settings.max_value_size, "largest value of one request");
   config.add_size("segment_size", settings.segment_size, "of a full log file");
   config.add("max_connections", settings.max_connections, 1, 1'000'000, "of each instance");
+  config.add_duration("busy_poll", settings.busy_poll, "look for the next request this long before sleeping, while that pays; 0s: never");
   config.add("insecure", settings.insecure, "listen beyond loopback although nothing authenticates the callers");
 }
 
@@ -142,7 +143,10 @@ struct Node::Parts final : net::FrameHandler {
   std::thread manager;  // of an embedded node
   std::atomic<std::uint64_t> clients{0};
 
-  void on_frame(net::ConnectionNumber from, const wire::Frame& frame, std::string& out) override;
+  void on_frames(net::ConnectionNumber from, std::span<const wire::Frame> frames, std::string& out) override {
+    for (const wire::Frame& frame : frames) on_frame(from, frame, out);
+  }
+  void on_frame(net::ConnectionNumber from, const wire::Frame& frame, std::string& out);
   void gather(std::function<void(const wire::Status&)> deliver);
   void status(net::ConnectionNumber to, std::uint64_t request);
   Result<void> listen_for_redis(Node& node);
@@ -296,6 +300,7 @@ Result<void> Node::Parts::open_instances(const Procedures& procedures) {
     options.folder = (settings.in_memory ? "memory" : settings.data) + "/store/" + std::to_string(i);
     options.sync_interval = settings.sync_interval;
     options.max_connections = settings.max_connections;
+    options.busy_poll = settings.busy_poll;
     instances.push_back(std::make_unique<InstanceThread>(std::move(options), *files, clock, procedures, table, encoded_table, pool));
   }
   if (!settings.in_memory) TRY(support::make_private_folder(settings.data + "/store"));

@@ -245,11 +245,17 @@ Result<Outcome> decode_outcome_at(Bytes& in, int depth) {
 }  // namespace
 
 Result<std::optional<Frame>> next_frame(Bytes buffer, std::size_t max_size) {
+  Frame frame;
+  TRY_LET(complete, next_frame(buffer, max_size, frame));
+  return complete ? std::optional<Frame>(frame) : std::nullopt;
+}
+
+Result<bool> next_frame(Bytes buffer, std::size_t max_size, Frame& frame) {
   if (buffer.size() < kHeaderSize) {
     // Refuse what can never become a frame as soon as its first bytes show it.
     if (buffer.size() >= 4 && base::load<std::uint32_t>(buffer.data()) != kMagic)
       return fail(Code::invalid, "not a ZHT frame: it starts with \"", base::escape(buffer.substr(0, 4)), "\"");
-    return std::optional<Frame>();
+    return false;
   }
   const char* header = buffer.data();
   if (base::load<std::uint32_t>(header) != kMagic)
@@ -268,8 +274,7 @@ Result<std::optional<Frame>> next_frame(Bytes buffer, std::size_t max_size) {
     return fail(Code::invalid, "frame of ", body, " body bytes whose parts are ", key, ", ", value, " and ", extra);
   if (kHeaderSize + body > max_size)
     return fail(Code::invalid, "frame of ", kHeaderSize + body, " bytes, the limit is ", max_size);
-  if (buffer.size() < kHeaderSize + body) return std::optional<Frame>();
-  Frame frame;
+  if (buffer.size() < kHeaderSize + body) return false;
   frame.type = static_cast<FrameType>(type);
   frame.op = static_cast<std::uint8_t>(header[6]);
   frame.status = static_cast<std::uint8_t>(header[7]);
@@ -284,18 +289,23 @@ Result<std::optional<Frame>> next_frame(Bytes buffer, std::size_t max_size) {
   frame.value = buffer.substr(kHeaderSize + key, value);
   frame.extra = buffer.substr(kHeaderSize + key + value, extra);
   frame.size = kHeaderSize + body;
-  return std::optional<Frame>(frame);
+  return true;
 }
 
 Result<OperationView> decode_operation(const Frame& frame) {
   OperationView operation;
+  TRY(decode_operation(frame, operation));
+  return operation;
+}
+
+Result<void> decode_operation(const Frame& frame, OperationView& operation) {
   TRY_LET(kind, decode_kind(frame.op));
   operation.kind = kind;
   operation.key = frame.key;
   operation.value = frame.value;
   operation.missing_ok = frame.flags & kMissingOk;
-  if (!frame.extra.empty()) TRY(decode_extra(operation, frame.extra));
-  return operation;
+  if (!frame.extra.empty()) return decode_extra(operation, frame.extra);
+  return {};
 }
 
 Result<OperationView> next_operation(Bytes& operations) {

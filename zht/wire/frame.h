@@ -78,6 +78,8 @@ struct Identity {
 // The first frame in `buffer`; nothing when it is not complete yet. invalid, unsupported: what comes is not a frame of
 // this protocol, or one over `max_size`; the connection is beyond repair.
 Result<std::optional<Frame>> next_frame(Bytes buffer, std::size_t max_size);
+// The same without copies, for whoever takes many: false when it is not complete yet, and `frame` is as it was.
+Result<bool> next_frame(Bytes buffer, std::size_t max_size, Frame& frame);
 
 // An operation as it lies in a request frame.
 struct OperationView {
@@ -96,6 +98,7 @@ struct OperationView {
 };
 // invalid: unknown kind, a field out of shape, or a must-understand field this build does not know.
 Result<OperationView> decode_operation(const Frame& frame);
+Result<void> decode_operation(const Frame& frame, OperationView& operation);  // which is as it was made
 // Takes the first operation off a batch's `operations`.
 Result<OperationView> next_operation(Bytes& operations);
 
