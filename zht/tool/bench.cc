@@ -1,18 +1,17 @@
-// `zht bench`: how fast is this store? Each connection is a client of its own with a number of operations in flight;
-// every answer is checked.
+// `zht bench`: how fast is this store? Every answer is compared with what it must be.
+#include <signal.h>
+
 #include <CLI/CLI.hpp>
-#include <array>
-#include <atomic>
-#include <bit>
-#include <condition_variable>
 #include <iostream>
-#include <mutex>
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "novoht/base/random.h"
 #include "zht/support/output.h"
+#include "zht/support/process.h"
 #include "zht/support/progress.h"
+#include "zht/tool/bench_load.h"
+#include "zht/tool/bench_wake.h"
+#include "zht/tool/manager.h"
 #include "zht/tool/verbs.h"
 
 namespace zht::tool {
@@ -20,245 +19,299 @@ namespace {
 
 using namespace std::chrono_literals;
 using nlohmann::json;
-using std::chrono::steady_clock;
-
-// Latencies in nanoseconds, to 1.6%: 64 steps in each power of two.
-class Histogram {
- public:
-  void add(std::uint64_t nanos) {
-    counts_[index_of(nanos)]++;
-    count_++;
-    most_ = std::max(most_, nanos);
-  }
-  void merge(const Histogram& other) {
-    for (std::size_t i = 0; i < counts_.size(); i++) counts_[i] += other.counts_[i];
-    count_ += other.count_;
-    most_ = std::max(most_, other.most_);
-  }
-  double micros_at(double part) const {
-    const auto wanted = static_cast<std::uint64_t>(part * static_cast<double>(count_));
-    std::uint64_t seen = 0;
-    for (std::size_t i = 0; i < counts_.size(); i++)
-      if ((seen += counts_[i]) > wanted) return static_cast<double>(value_of(i)) / 1000;
-    return static_cast<double>(most_) / 1000;
-  }
-  std::uint64_t count() const { return count_; }
-  double most_micros() const { return static_cast<double>(most_) / 1000; }
-
- private:
-  static std::size_t index_of(std::uint64_t nanos) {
-    if (nanos < 64) return nanos;
-    const auto power = static_cast<unsigned>(std::bit_width(nanos)) - 7;  // so that nanos >> power is 64..127
-    return (power + 1) * 64 + (nanos >> power) - 64;
-  }
-  static std::uint64_t value_of(std::size_t index) {
-    if (index < 64) return index;
-    return (64 + index % 64) << (index / 64 - 1);
-  }
-  std::array<std::uint64_t, 60 * 64> counts_{};
-  std::uint64_t count_ = 0, most_ = 0;
-};
 
 struct BenchOptions {
-  std::string operation = "set";
-  std::uint64_t connections = 1, depth = 1, keys = 100'000, key_size = 15, value_size = 132, count = 0;
-  Millis duration{3000};
-  std::string letters;  // the alphabet, over and over
+  std::string operation = "insert", mix;
+  LoadOptions load;
+  WakeOptions wake;
+  bool histogram = false, kill_node = false;
 };
 
-std::string key_of(const BenchOptions& options, std::uint64_t number) {
-  std::string key = "bench:" + std::to_string(number);
-  key.resize(std::max<std::size_t>(key.size(), options.key_size), '.');
-  return key;
+constexpr std::array<OpKind, 6> kSix = {OpKind::insert, OpKind::lookup, OpKind::append,
+                                        OpKind::cswap,  OpKind::remove, OpKind::callback};
+
+std::string_view name_of_kind(OpKind kind) {
+  switch (kind) {
+    case OpKind::insert:
+      return "insert";
+    case OpKind::lookup:
+      return "lookup";
+    case OpKind::append:
+      return "append";
+    case OpKind::cswap:
+      return "cswap";
+    case OpKind::remove:
+      return "remove";
+    default:
+      return "callback";
+  }
 }
-// Every key has one value, so that any lookup can be checked: its number, then letters from a place in the alphabet.
-std::string value_of(const BenchOptions& options, std::uint64_t number) {
-  std::string value = std::to_string(number) + ":";
-  if (value.size() < options.value_size) value.append(options.letters, number % 26, options.value_size - value.size());
-  return value;
+
+std::string micros(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f", value);
+  return text;
 }
 
-// One connection's share of the load.
-class Worker {
- public:
-  Worker(const BenchOptions& options, std::unique_ptr<Client> client, std::uint64_t seed,
-         std::atomic<std::uint64_t>& done)
-      : options_(options), client_(std::move(client)), random_(seed), done_(done) {}
+json latencies_json(const support::Histogram& histogram) {
+  return {{"p50_us", histogram.micros_at(0.5)},
+          {"p90_us", histogram.micros_at(0.9)},
+          {"p99_us", histogram.micros_at(0.99)},
+          {"p999_us", histogram.micros_at(0.999)},
+          {"max_us", static_cast<double>(histogram.most()) / 1000}};
+}
 
-  void run(steady_clock::time_point end) {
-    end_ = end;
-    if (options_.depth == 1) {
-      while (more()) {
-        bool set = false;
-        const std::uint64_t number = choose(set);
-        Operation operation = make(number, set);
-        const auto began = steady_clock::now();
-        const Outcome outcome = client_->call(std::move(operation));
-        finish(outcome, number, set, began);
-      }
-      return;
-    }
-    std::unique_lock lock(mutex_);
-    in_flight_ = options_.depth;
-    lock.unlock();
-    for (std::uint64_t i = 0; i < options_.depth; i++) next();
-    lock.lock();
-    idle_.wait(lock, [this] { return in_flight_ == 0; });
-  }
-  const Histogram& histogram() const { return histogram_; }
-  const std::string& failure() const { return failure_; }
+// [[most microseconds, count], ...], buckets that hold something.
+json buckets_json(const support::Histogram& histogram) {
+  json all = json::array();
+  for (std::size_t i = 0; i < support::Histogram::kBuckets; i++)
+    if (histogram.bucket(i) > 0)
+      all.push_back({static_cast<double>(support::Histogram::upper_end(i)) / 1000, histogram.bucket(i)});
+  return all;
+}
 
- private:
-  bool more() {
-    if (!failure_.empty() || (options_.count > 0 && started_ >= options_.count / options_.connections)) return false;
-    started_++;
-    return options_.count > 0 || steady_clock::now() < end_;
+// A bar for each power of two.
+void print_histogram(const support::Histogram& histogram) {
+  std::map<std::uint64_t, std::uint64_t> counts;
+  for (std::size_t i = 0; i < support::Histogram::kBuckets; i++)
+    if (histogram.bucket(i) > 0) counts[std::bit_ceil(support::Histogram::upper_end(i))] += histogram.bucket(i);
+  std::uint64_t most = 1, seen = 0;
+  for (const auto& [end, count] : counts) most = std::max(most, count);
+  support::Table table({"UP TO US", "COUNT", "SHARE", ""});
+  for (const auto& [end, count] : counts) {
+    seen += count;
+    char share[32];
+    std::snprintf(share, sizeof share, "%.3f%%",
+                  100 * static_cast<double>(seen) / static_cast<double>(histogram.count()));
+    table.row({micros(static_cast<double>(end) / 1000), support::human_count(count), share,
+               std::string((count * 50 + most - 1) / most, '#')});
   }
-  std::uint64_t choose(bool& set) {
-    set = options_.operation == "set" || (options_.operation == "mix" && random_.chance(0.5));
-    return random_.below(options_.keys);
+  table.print();
+}
+
+json phase_json(const std::string& name, const LoadResult& result, const BenchOptions& options) {
+  json phase = latencies_json(result.all);
+  phase["operation"] = name;
+  phase["operations"] = result.all.count();
+  phase["seconds"] = result.seconds;
+  phase["ops_per_s"] = static_cast<double>(result.all.count()) / result.seconds;
+  for (OpKind kind : kSix) {
+    const auto& histogram = result.by_kind[static_cast<std::size_t>(kind)];
+    if (histogram.count() == 0 || histogram.count() == result.all.count()) continue;
+    phase["by_operation"][std::string(name_of_kind(kind))] = latencies_json(histogram);
+    phase["by_operation"][std::string(name_of_kind(kind))]["operations"] = histogram.count();
   }
-  Operation make(std::uint64_t number, bool set) const {
-    return set ? Operation::insert(key_of(options_, number), value_of(options_, number))
-               : Operation::lookup(key_of(options_, number));
+  if (options.histogram) phase["histogram_us"] = buckets_json(result.all);
+  return phase;
+}
+
+void add_row(support::Table& table, const std::string& name, const support::Histogram& histogram, double seconds) {
+  const double rate = static_cast<double>(histogram.count()) / seconds;
+  table.row({name, support::human_count(histogram.count()), support::human_count(static_cast<std::uint64_t>(rate)),
+             micros(histogram.micros_at(0.5)), micros(histogram.micros_at(0.99)), micros(histogram.micros_at(0.999)),
+             micros(static_cast<double>(histogram.most()) / 1000)});
+}
+
+struct Phase {
+  std::string name;
+  Mix mix;
+  bool in_order = false;
+};
+
+// What is run, and whether the keys must be there first.
+Result<std::pair<std::vector<Phase>, bool>> phases_of(const BenchOptions& options) {
+  const std::string& name = options.operation;
+  if (!options.mix.empty()) {
+    TRY_LET(mix, Mix::parse(options.mix));
+    return std::pair(std::vector<Phase>{{"mix", mix}}, true);
   }
-  void finish(const Outcome& outcome, std::uint64_t number, bool set, steady_clock::time_point began) {
-    histogram_.add(static_cast<std::uint64_t>((steady_clock::now() - began).count()));
-    done_.fetch_add(1, std::memory_order_relaxed);
-    if (!outcome.ok())
-      failure_ = std::string(base::name_of(outcome.code)) + " for " + key_of(options_, number) + ": " + outcome.message;
-    else if (set ? outcome.version == 0 : outcome.value != value_of(options_, number))
-      failure_ = "wrong answer for " + key_of(options_, number) + ": \"" + base::escape(outcome.value, 60) + "\"";
+  // [ZHT] 3.1: every client inserts its keys, looks each up, and removes them all; append as the paper's later figures.
+  if (name == "paper")
+    return std::pair(std::vector<Phase>{{"insert", Mix::only(OpKind::insert), true},
+                                        {"lookup", Mix::only(OpKind::lookup), true},
+                                        {"append", Mix::only(OpKind::append), true},
+                                        {"remove", Mix::only(OpKind::remove), true}},
+                     false);
+  if (name == "insert" || name == "set") return std::pair(std::vector<Phase>{{name, Mix::only(OpKind::insert)}}, false);
+  if (name == "mix") return std::pair(std::vector<Phase>{{name, *Mix::parse("insert,lookup")}}, true);
+  if (name == "six")
+    return std::pair(
+        std::vector<Phase>{{name, *Mix::parse("insert=25,lookup=40,append=10,cswap=10,remove=10,callback=5")}}, true);
+  return std::pair(std::vector<Phase>{{name, *Mix::parse(name == "get" ? "lookup" : name)}}, true);
+}
+
+Result<void> bench_load(const support::Program& program, const BenchOptions& options) {
+  const bool still = program.common().quiet || program.common().json;
+  TRY_LET(phases, phases_of(options));
+  std::vector<std::unique_ptr<Client>> clients;
+  for (std::uint64_t i = 0; i < options.load.connections; i++) {
+    TRY_LET(client, connect(program.common().client_options()));
+    clients.push_back(std::move(client));
   }
-  // Runs on the client's thread but for the first of each chain, which have a lock to themselves.
-  void next() {
-    std::unique_lock lock(mutex_);
-    if (!more()) {
-      if (--in_flight_ == 0) idle_.notify_all();
-      return;
-    }
-    bool set = false;
-    const std::uint64_t number = choose(set);
-    lock.unlock();
-    const auto began = steady_clock::now();
-    client_->submit(make(number, set), [this, number, set, began](Outcome outcome) {
-      {
-        const std::lock_guard guard(mutex_);
-        finish(outcome, number, set, began);
+  Load load(std::move(clients), options.load);
+  std::atomic<std::uint64_t> done{0};
+  // Draws what is done until `work` has ended.
+  const auto watch = [&](const std::string& name, std::uint64_t total, const std::function<void()>& work) {
+    done = 0;
+    std::atomic<bool> over{false};
+    std::thread watcher([&] {
+      support::Progress progress(name, total, still);
+      while (!over) {
+        progress.set(done);
+        std::this_thread::sleep_for(20ms);
       }
-      next();
+      progress.clear();
     });
+    work();
+    over = true;
+    watcher.join();
+  };
+  if (phases.second) {
+    Result<void> filled;
+    watch("filling", options.load.keys, [&] { filled = load.fill(done); });
+    TRY(std::move(filled));
   }
-
-  const BenchOptions& options_;
-  std::unique_ptr<Client> client_;
-  base::Random random_;
-  std::atomic<std::uint64_t>& done_;
-  steady_clock::time_point end_;
-  std::uint64_t started_ = 0;
-  std::mutex mutex_;
-  std::condition_variable idle_;
-  std::uint64_t in_flight_ = 0;
-  Histogram histogram_;
-  std::string failure_;
-};
-
-Result<void> fill(Client& client, const BenchOptions& options, support::Progress& progress) {
-  constexpr std::uint64_t page = 2000;
-  for (std::uint64_t from = 0; from < options.keys; from += page) {
-    std::vector<Operation> operations;
-    for (std::uint64_t number = from; number < std::min(options.keys, from + page); number++)
-      operations.push_back(Operation::insert(key_of(options, number), value_of(options, number)));
-    for (const Outcome& outcome : client.call_all(std::move(operations)))
-      if (!outcome.ok()) return base::add_context("filling", outcome.error());
-    progress.set(from);
+  json all = json::array();
+  support::Table table({"OPERATION", "COUNT", "OPS/S", "P50 US", "P99 US", "P99.9 US", "MAX US"});
+  support::Histogram merged;
+  for (const Phase& phase : phases.first) {
+    LoadResult result;
+    watch(phase.name, phase.in_order ? options.load.keys : options.load.count,
+          [&] { result = load.run(phase.mix, phase.in_order, done); });
+    if (!result.failure.empty()) return fail(Code::corrupt, "wrong answer: ", result.failure);
+    all.push_back(phase_json(phase.name, result, options));
+    add_row(table, phase.name, result.all, result.seconds);
+    for (OpKind kind : kSix) {
+      const auto& histogram = result.by_kind[static_cast<std::size_t>(kind)];
+      if (histogram.count() > 0 && histogram.count() < result.all.count())
+        add_row(table, "  " + std::string(name_of_kind(kind)), histogram, result.seconds);
+    }
+    merged.merge(result.all);
+  }
+  if (program.common().json) {
+    json value = all.size() == 1 ? all[0] : json{{"operation", options.operation}, {"phases", all}};
+    value["connections"] = options.load.connections;
+    value["in_flight"] = options.load.depth;
+    value["keys"] = options.load.keys;
+    value["key_size"] = options.load.key_size;
+    value["value_size"] = options.load.value_size;
+    value["zipf"] = options.load.zipf;
+    support::print_json(value);
+    return {};
+  }
+  table.print();
+  std::cout << "every answer was as expected\n";
+  if (options.histogram) {
+    std::cout << "\n";
+    print_histogram(merged);
   }
   return {};
 }
 
-Result<void> bench(const support::Program& program, const BenchOptions& options) {
-  const bool still = program.common().quiet || program.common().json;
-  std::vector<std::unique_ptr<Worker>> workers;
-  std::atomic<std::uint64_t> done{0};
-  for (std::uint64_t i = 0; i < options.connections; i++) {
-    TRY_LET(client, connect(program.common().client_options()));
-    if (i == 0 && options.operation != "set") {
-      support::Progress progress("filling", options.keys, still);
-      TRY(fill(*client, options, progress));
-    }
-    workers.push_back(std::make_unique<Worker>(options, std::move(client), 1000 + i, done));
-  }
-  const auto began = steady_clock::now();
-  std::vector<std::thread> threads;
-  for (auto& worker : workers) threads.emplace_back([&worker, end = began + options.duration] { worker->run(end); });
-  std::atomic<bool> over{false};
-  std::thread watcher([&] {
-    support::Progress progress(options.operation, options.count, still);
-    while (!over) {
-      progress.set(done);
-      std::this_thread::sleep_for(20ms);
-    }
-    progress.clear();
-  });
-  for (auto& thread : threads) thread.join();
-  const double seconds = std::chrono::duration<double>(steady_clock::now() - began).count();
-  over = true;
-  watcher.join();
-  Histogram all;
-  for (const auto& worker : workers) {
-    if (!worker->failure().empty()) return fail(Code::corrupt, worker->failure());
-    all.merge(worker->histogram());
-  }
-  const double rate = static_cast<double>(all.count()) / seconds;
-  if (program.common().json) {
-    support::print_json({{"operation", options.operation},
-                         {"connections", options.connections},
-                         {"in_flight", options.depth},
-                         {"key_size", options.key_size},
-                         {"value_size", options.value_size},
-                         {"keys", options.keys},
-                         {"operations", all.count()},
-                         {"seconds", seconds},
-                         {"ops_per_s", rate},
-                         {"p50_us", all.micros_at(0.5)},
-                         {"p99_us", all.micros_at(0.99)},
-                         {"p999_us", all.micros_at(0.999)},
-                         {"max_us", all.most_micros()}});
+std::uint64_t watchers_of(const wire::Status& status) {
+  std::uint64_t count = 0;
+  for (const auto& instance : status.instances()) count += instance.watchers();
+  return count;
+}
+
+Result<void> bench_wake(const support::Program& program, const BenchOptions& options) {
+  TRY_LET(waiting, connect(program.common().client_options()));
+  TRY_LET(changing, connect(program.common().client_options()));
+  TRY_LET(addresses, managers(program));
+  const auto all_wait = [&]() -> Result<void> {
+    Result<wire::Status> status = fail(Code::unavailable, "no status");
+    const bool there = support::wait_until(60s, [&] {
+      status = status_of(addresses, 5s);
+      return status && watchers_of(*status) >= options.wake.waiters;
+    });
+    if (!there && !status) return status.error();
+    if (!there) return fail(Code::timeout, watchers_of(*status), " of ", options.wake.waiters, " waiters after 60 s");
     return {};
-  }
-  const auto micros = [](double value) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%.1f", value);
-    return std::string(text);
   };
-  support::Table table({"OPERATION", "CONNECTIONS", "IN FLIGHT", "OPS/S", "P50 US", "P99 US", "P99.9 US", "MAX US"});
-  table.row({options.operation, std::to_string(options.connections), std::to_string(options.depth),
-             support::human_count(static_cast<std::uint64_t>(rate)), micros(all.micros_at(0.5)),
-             micros(all.micros_at(0.99)), micros(all.micros_at(0.999)), micros(all.most_micros())});
-  table.print();
+  const auto registered = [&]() -> Result<void> {
+    TRY(all_wait());
+    if (!options.kill_node) return {};
+    TRY_LET(status, status_of(addresses, 5s));
+    const auto pid = static_cast<pid_t>(status.pid());
+    if (::kill(pid, SIGKILL) != 0) return base::fail_errno(errno, "kill -9 of the node, process " + std::to_string(pid));
+    support::wait_until(10s, [&] { return !support::process_exists(pid); });
+    // The client finds it dead and starts it again, or somebody else does; then each waiter registers anew.
+    return all_wait();
+  };
+  TRY_LET(result, run_wake(*waiting, *changing, options.wake, registered));
+  if (program.common().json) {
+    json value = latencies_json(result.after_change);
+    value["operation"] = "callback";
+    value["waiters"] = options.wake.waiters;
+    value["one_key"] = options.wake.one_key;
+    value["rounds"] = options.wake.rounds;
+    value["killed_node"] = options.kill_node;
+    value["woken"] = result.woken;
+    value["lost"] = result.lost;
+    value["seconds"] = result.seconds;
+    value["after_answer"] = latencies_json(result.after_answer);
+    if (options.histogram) value["histogram_us"] = buckets_json(result.after_change);
+    support::print_json(value);
+  } else {
+    support::Table table({"WOKEN AFTER", "COUNT", "LOST", "P50 US", "P99 US", "P99.9 US", "MAX US"});
+    const auto row = [&](const std::string& name, const support::Histogram& histogram) {
+      table.row({name, support::human_count(result.woken), std::to_string(result.lost),
+                 micros(histogram.micros_at(0.5)), micros(histogram.micros_at(0.99)),
+                 micros(histogram.micros_at(0.999)), micros(static_cast<double>(histogram.most()) / 1000)});
+    };
+    row("the change was sent", result.after_change);
+    row("the change was answered", result.after_answer);
+    table.print();
+    if (options.histogram) {
+      std::cout << "\n";
+      print_histogram(result.after_change);
+    }
+  }
+  if (result.lost > 0) return fail(Code::corrupt, result.lost, " waiters were never woken");
   return {};
 }
 
 }  // namespace
 
 void add_bench_verb(support::Program& program) {
-  auto& verb =
-      program.verb("bench", "Measures operations per second and latency, checking every answer.",
-                   {"zht bench --operation get", "zht bench --connections 8 --in-flight 64 --duration 10s --json"});
+  auto& verb = program.verb("bench", "Measures operations per second and latency, checking every answer.",
+                            {"zht bench --operation lookup --connections 8",
+                             "zht bench --mix insert=20,lookup=80 --zipf 0.99 --in-flight 64 --json"});
   auto options = std::make_shared<BenchOptions>();
   auto& app = verb.options();
-  app.add_option("--operation", options->operation, "set, get, or mix (half each)")
-      ->check(CLI::IsMember({"set", "get", "mix"}));
-  app.add_option("--connections", options->connections, "clients")->check(CLI::Range(1, 1000));
-  app.add_option("--in-flight", options->depth, "operations each client has under way")->check(CLI::Range(1, 10'000));
-  app.add_option("--keys", options->keys, "how many different keys")->check(CLI::Range(1, 1'000'000'000));
-  app.add_option("--key-size", options->key_size, "bytes at least")->check(CLI::Range(1, 65'535));
-  app.add_option("--value-size", options->value_size, "bytes at least")->check(CLI::Range(0, 16 << 20));
-  app.add_option("--count", options->count, "operations in all, instead of --duration");
-  support::add_duration(app, "--duration", options->duration, "how long");
-  verb.action([&program, options] {
-    for (std::uint64_t i = 0; i < options->value_size + 26; i++) options->letters += static_cast<char>('a' + i % 26);
-    return bench(program, *options);
+  app.add_option("--operation", options->operation,
+                 "insert (set), lookup (get), remove, append, cswap; mix: half insert, half lookup; six: all six "
+                 "mixed; paper: insert "
+                 "all keys, then lookup, append and remove all; callback: waiters and how soon they wake")
+      ->check(CLI::IsMember(
+          {"insert", "set", "lookup", "get", "remove", "append", "cswap", "mix", "six", "paper", "callback"}));
+  app.add_option("--mix", options->mix, "instead of --operation: parts such as insert=50,lookup=40,append=10");
+  LoadOptions& load = options->load;
+  app.add_option("--connections", load.connections, "clients")->check(CLI::Range(1, 1000));
+  app.add_option("--in-flight", load.depth, "operations each client has under way")->check(CLI::Range(1, 10'000));
+  app.add_option("--keys", load.keys, "how many different keys")->check(CLI::Range(1, 500'000'000));
+  app.add_option("--key-size", load.key_size, "bytes at least")->check(CLI::Range(1, 65'535));
+  app.add_option("--value-size", load.value_size, "bytes at least")->check(CLI::Range(0, 16 << 20));
+  app.add_option("--append-size", load.append_size, "bytes of what an append adds")->check(CLI::Range(1, 16 << 20));
+  app.add_option("--zipf", load.zipf, "how uneven: 0.99 as web caches see it; 0: every key equally often")
+      ->check(CLI::Range(0.0, 0.999));
+  app.add_option("--count", load.count, "operations in all, instead of --duration");
+  support::add_duration(app, "--duration", load.duration, "how long (3s)");
+  app.add_flag("--histogram", options->histogram, "the distribution of latencies too");
+  app.add_option("--waiters", options->wake.waiters, "callback: how many wait")->check(CLI::Range(1, 900'000));
+  app.add_flag("--one-key", options->wake.one_key, "callback: all wait for one key, not each for its own");
+  app.add_option("--rounds", options->wake.rounds, "callback: how often")->check(CLI::Range(1, 100'000));
+  app.add_flag("--kill-node", options->kill_node,
+               "callback: kill -9 of the local node when all wait; its clients start it again");
+  verb.action([&program, options]() -> Result<void> {
+    LoadOptions& mine = options->load;
+    mine.keys = std::max(mine.keys, mine.connections * mine.depth);
+    for (std::uint64_t i = 0; i < std::max(mine.value_size, mine.append_size) + 26; i++)
+      mine.letters += static_cast<char>('a' + i % 26);
+    options->wake.key_size = mine.key_size;
+    options->wake.value_size = mine.value_size;
+    if (options->operation == "callback" && options->mix.empty()) return bench_wake(program, *options);
+    return bench_load(program, *options);
   });
 }
 
