@@ -114,6 +114,7 @@ class StoreImpl final : public Store {
     (void)wait_for_background().has_value();
     checkpoint_.reset();
     if (!options_.read_only) log_.close();
+    tables_.each([](TableId, TableState& state) { state.table.forget(); });
   }
 
   Result<void> recover();
@@ -841,7 +842,13 @@ Result<void> StoreImpl::load_checkpoint(const std::string& name, TableId table, 
                       if (options_.companion == nullptr) return {};
                       return options_.companion->restore(table, attachment);
                     },
-                    [&](const core::CheckpointEntry& entry) { state.table.load(entry); }));
+                    [&](std::span<const core::ReadEntry> entries) {
+                      constexpr std::size_t kFar = 16;
+                      for (std::size_t i = 0; i < entries.size(); i++) {
+                        if (i + kFar < entries.size()) state.table.prefetch_bucket(entries[i + kFar].hash);
+                        state.table.load(entries[i].hash, entries[i].entry);
+                      }
+                    }));
   state.version = read.header.version;
   state.epoch = read.header.epoch;
   state.checkpoint_bytes = read.size;
@@ -926,11 +933,11 @@ Result<void> StoreImpl::recover() {
   }
   struct Sink final : core::RecordSink {
     explicit Sink(StoreImpl& into) : store(into) {}
-    void prepare(const core::Record& record) override {
-      const TableState* const state = store.tables_.find(record.table);
-      if (state == nullptr || record.change_count != 1) return;
-      if (const auto change = core::ChangeReader(record.changes, 1).next())
-        state->table.prefetch_bucket(core::Table::hash(change->key));
+    void prepare(const core::Record& record, std::uint64_t hash) override {
+      if (const TableState* const state = store.tables_.find(record.table)) state->table.prefetch_bucket(hash);
+    }
+    void approach(const core::Record& record, std::uint64_t hash) override {
+      if (const TableState* const state = store.tables_.find(record.table)) state->table.prefetch_entry(hash);
     }
     Result<void> take(const core::Record& record, const core::RecordPlace& place) override { return store.replay(record, place); }
     StoreImpl& store;

@@ -1,8 +1,11 @@
 #include "novoht/core/checkpoint.h"
 
 #include <algorithm>
+#include <optional>
+#include <vector>
 
-#include "novoht/core/recovery.h"
+#include "novoht/core/file_bytes.h"
+#include "novoht/core/read_ahead.h"
 
 namespace novoht::core {
 namespace {
@@ -77,50 +80,171 @@ Result<void> CheckpointWriter::finish(const CheckpointEnd& end, const std::strin
   return files_.sync_folder(folder);
 }
 
+namespace {
+
+constexpr std::size_t kBatch = 512;  // entries read ahead together
+constexpr std::size_t kBatchesAhead = 16;
+
+struct Batch {
+  std::shared_ptr<char[]> hold;  // what everything here points into
+  std::optional<CheckpointHeader> header;
+  std::optional<Bytes> attachment;
+  std::vector<ReadEntry> entries;
+  std::optional<Checkpoint> whole;  // that was the end
+  std::optional<base::Error> error;
+};
+
+// One thread.
+class Reader {
+ public:
+  Reader(base::FileSystem& files, const std::string& path, std::uint64_t store, TableId table)
+      : files_(files), path_(path), store_(store), table_(table) {}
+
+  bool next(Batch& batch) {
+    batch = Batch{.entries = std::move(batch.entries)};
+    batch.entries.clear();
+    if (done_) return false;
+    if (auto read = read_some(batch); !read) {
+      batch.error = std::move(read).error();
+      done_ = true;
+    }
+    return true;
+  }
+
+ private:
+  base::Error damaged(std::string_view what) const { return base::fail(Code::corrupt, path_, " offset ", at_, ": ", what); }
+
+  // The next block, or more of the one that is being read.
+  Result<void> read_some(Batch& batch) {
+    if (file_ == nullptr) TRY(begin());
+    if (left_.left() == 0) {
+      TRY_LET(block, read_block());
+      step_++;
+      if (step_ <= 2 || block.kind != BlockKind::entries) {
+        batch.hold = piece_.hold;
+        return take(block, batch);
+      }
+      left_ = base::Reader(block.payload);
+      block_size_ = block.size;
+    }
+    batch.hold = piece_.hold;
+    while (left_.left() > 0 && batch.entries.size() < kBatch) {
+      const auto entry = parse_checkpoint_entry(left_);
+      if (!entry) return damaged("a malformed entry");
+      batch.entries.push_back({*entry, Table::hash(entry->key)});
+      entries_++;
+    }
+    if (left_.left() == 0) at_ += block_size_;
+    return {};
+  }
+
+  // The block at at_, into piece_.
+  Result<Block> read_block() {
+    constexpr std::uint64_t kPiece = std::uint64_t{256} << 10;  // more than a block, as a rule
+    const auto here = [this] { return piece_.bytes.substr(std::min(at_ - piece_.offset, std::uint64_t{piece_.bytes.size()})); };
+    auto block = parse_block_at(here(), at_);
+    if (!block && piece_.end() < file_->size()) {
+      TRY_LET(piece, file_->read(at_, kPiece));
+      piece_ = std::move(piece);
+      if (here().size() >= kBlockHeaderSize) {
+        // The size is not yet known to be good, but more than the file it cannot be.
+        const std::uint64_t size = base::load<std::uint64_t>(here().data() + 8);
+        if (size > here().size() - kBlockHeaderSize && size < file_->size()) {
+          TRY_LET(larger, file_->read(at_, kBlockHeaderSize + size));
+          piece_ = std::move(larger);
+        }
+      }
+      block = parse_block_at(here(), at_);
+    }
+    if (!block) return damaged("no good block");
+    return *block;
+  }
+
+  Result<void> begin() {
+    TRY_LET(file, PieceReader::open(files_, path_, pool_));
+    file_ = std::move(file);
+    TRY_LET(piece, file_->read(0, kCheckpointMagicSize));
+    const Bytes bytes = piece.bytes;
+    if (bytes.size() < kCheckpointMagicSize || bytes.substr(0, 8) != Bytes(checkpoint_magic()).substr(0, 8))
+      return base::fail(Code::corrupt, path_, " offset 0: not a checkpoint");
+    if (base::crc32c(bytes.substr(0, 12)) != base::load<std::uint32_t>(bytes.data() + 12))
+      return base::fail(Code::corrupt, path_, " offset 0: the checkpoint's first bytes are damaged");
+    if (const auto format = base::load<std::uint32_t>(bytes.data() + 8); format != kFormat)
+      return base::fail(Code::unsupported, path_, ": format ", format, "; this build knows format ", kFormat);
+    piece_ = std::move(piece);
+    at_ = kCheckpointMagicSize;
+    return {};
+  }
+
+  // A block other than of entries.
+  Result<void> take(const Block& block, Batch& batch) {
+    if (step_ == 1) {
+      const auto header = block.kind == BlockKind::header ? parse_checkpoint_header(block.payload) : std::nullopt;
+      if (!header) return damaged("no checkpoint header");
+      if (header->store != store_ || header->table != table_) return damaged("the checkpoint of another store or table");
+      batch.header = whole_.header = *header;
+    } else if (step_ == 2) {
+      if (block.kind != BlockKind::attachment) return damaged("no attachment");
+      batch.attachment = block.payload;
+    } else {
+      const auto end = block.kind == BlockKind::end ? parse_checkpoint_end(block.payload) : std::nullopt;
+      if (!end || end->entries != entries_) return damaged("a checkpoint's end that does not fit");
+      if (at_ + block.size != file_->size()) return damaged("bytes beyond the end");
+      whole_.end = *end;
+      whole_.size = file_->size();
+      batch.whole = whole_;
+      done_ = true;
+    }
+    at_ += block.size;
+    return {};
+  }
+
+  base::FileSystem& files_;
+  const std::string path_;
+  const std::uint64_t store_;
+  const TableId table_;
+  PiecePool pool_;
+  std::unique_ptr<PieceReader> file_;
+  Piece piece_;
+  std::uint64_t at_ = 0, block_size_ = 0, entries_ = 0;
+  base::Reader left_{Bytes()};  // of the entries in the block at at_
+  int step_ = 0;                // blocks begun
+  Checkpoint whole_;
+  bool done_ = false;
+};
+
+}  // namespace
+
+Result<Checkpoint> read_checkpoint(base::FileSystem& files, const std::string& path, std::uint64_t store, TableId table,
+                                   const std::function<Result<void>(const CheckpointHeader&, Bytes attachment)>& on_attachment,
+                                   const std::function<void(std::span<const ReadEntry>)>& on_entries) {
+  // A thread for each of a thousand small ones would cost more than it saves.
+  constexpr std::uint64_t kThreadFrom = std::uint64_t{1} << 20;
+  bool threaded = files.threads();
+  if (threaded) {
+    TRY_LET(file, files.open(path, base::OpenMode::read));
+    TRY_LET(size, file->size());
+    threaded = size >= kThreadFrom;
+  }
+  Reader reader(files, path, store, table);
+  ReadAhead<Batch> batches(threaded, kBatchesAhead, [&reader](Batch& batch) { return reader.next(batch); });
+  CheckpointHeader header;
+  for (Batch batch; batches.next(batch);) {
+    if (batch.error) return *batch.error;
+    if (batch.header) header = *batch.header;
+    if (batch.attachment) TRY(on_attachment(header, *batch.attachment));
+    if (!batch.entries.empty()) on_entries(batch.entries);
+    if (batch.whole) return *batch.whole;
+  }
+  return base::fail(Code::corrupt, path, ": no end");
+}
+
 Result<Checkpoint> read_checkpoint(base::FileSystem& files, const std::string& path, std::uint64_t store, TableId table,
                                    const std::function<Result<void>(const CheckpointHeader&, Bytes attachment)>& on_attachment,
                                    const std::function<void(const CheckpointEntry&)>& on_entry) {
-  TRY_LET(bytes, read_file(files, path));
-  if (bytes.size() < kCheckpointMagicSize || Bytes(bytes).substr(0, 8) != Bytes(checkpoint_magic()).substr(0, 8))
-    return base::fail(Code::corrupt, path, " offset 0: not a checkpoint");
-  if (base::crc32c(Bytes(bytes).substr(0, 12)) != base::load<std::uint32_t>(bytes.data() + 12))
-    return base::fail(Code::corrupt, path, " offset 0: the checkpoint's first bytes are damaged");
-  if (const auto format = base::load<std::uint32_t>(bytes.data() + 8); format != kFormat)
-    return base::fail(Code::unsupported, path, ": format ", format, "; this build knows format ", kFormat);
-
-  Checkpoint read;
-  std::uint64_t at = kCheckpointMagicSize, entries = 0;
-  const auto damaged = [&](std::string_view what) { return base::fail(Code::corrupt, path, " offset ", at, ": ", what); };
-  for (int step = 0;; step++) {
-    const auto block = parse_block(bytes, at);
-    if (!block) return damaged("no good block");
-    if (step == 0) {
-      const auto header = block->kind == BlockKind::header ? parse_checkpoint_header(block->payload) : std::nullopt;
-      if (!header) return damaged("no checkpoint header");
-      if (header->store != store || header->table != table)
-        return damaged("the checkpoint of another store or table");
-      read.header = *header;
-    } else if (step == 1) {
-      if (block->kind != BlockKind::attachment) return damaged("no attachment");
-      TRY(on_attachment(read.header, block->payload));
-    } else if (block->kind == BlockKind::entries) {
-      base::Reader in(block->payload);
-      while (in.left() > 0) {
-        const auto entry = parse_checkpoint_entry(in);
-        if (!entry) return damaged("a malformed entry");
-        on_entry(*entry);
-        entries++;
-      }
-    } else {
-      const auto end = block->kind == BlockKind::end ? parse_checkpoint_end(block->payload) : std::nullopt;
-      if (!end || end->entries != entries) return damaged("a checkpoint's end that does not fit");
-      if (at + block->size != bytes.size()) return damaged("bytes beyond the end");
-      read.end = *end;
-      read.size = bytes.size();
-      return read;
-    }
-    at += block->size;
-  }
+  return read_checkpoint(files, path, store, table, on_attachment, [&](std::span<const ReadEntry> entries) {
+    for (const ReadEntry& one : entries) on_entry(one.entry);
+  });
 }
 
 }  // namespace novoht::core

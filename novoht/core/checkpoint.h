@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "novoht/core/table.h"
@@ -49,8 +50,18 @@ struct Checkpoint {
   CheckpointEnd end;
   std::uint64_t size = 0;
 };
-// Reads a checkpoint, calling for the attachment first and then for every entry. Errors: corrupt (file and offset),
-// unsupported, io, and the callbacks'.
+// An entry as it was read, and its key's hash.
+struct ReadEntry {
+  CheckpointEntry entry;
+  std::uint64_t hash = 0;
+};
+// Reads a checkpoint, calling for the attachment first and then for every entry: many at once, which are valid for the
+// call. Errors: corrupt (file and offset), unsupported, io, and the callbacks'. Where the files allow threads, one of its
+// own reads and checks ahead.
+Result<Checkpoint> read_checkpoint(base::FileSystem& files, const std::string& path, std::uint64_t store, TableId table,
+                                   const std::function<Result<void>(const CheckpointHeader&, Bytes attachment)>& on_attachment,
+                                   const std::function<void(std::span<const ReadEntry>)>& on_entries);
+// The same, one by one.
 Result<Checkpoint> read_checkpoint(base::FileSystem& files, const std::string& path, std::uint64_t store, TableId table,
                                    const std::function<Result<void>(const CheckpointHeader&, Bytes attachment)>& on_attachment,
                                    const std::function<void(const CheckpointEntry&)>& on_entry);

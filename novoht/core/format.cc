@@ -151,12 +151,16 @@ void seal_record(char* to, std::size_t size, std::uint64_t salt, std::uint64_t o
 }
 
 std::optional<Record> parse_record(Bytes segment, std::uint64_t offset, std::uint64_t salt, Position position, std::string* why) {
+  return parse_record_at(segment.substr(std::min<std::uint64_t>(offset, segment.size())), offset, salt, position, why);
+}
+
+std::optional<Record> parse_record_at(Bytes bytes, std::uint64_t offset, std::uint64_t salt, Position position, std::string* why) {
   const auto bad = [&](const auto&... parts) {
     if (why != nullptr) *why = base::fail(Code::corrupt, parts...).message;
     return std::nullopt;
   };
-  if (offset > segment.size() || segment.size() - offset < kRecordHeaderSize) return bad("the file ends");
-  const char* const from = segment.data() + offset;
+  if (bytes.size() < kRecordHeaderSize) return bad("the file ends");
+  const char* const from = bytes.data();
   // The header's own checksum comes first: what it does not vouch for is not believed, its size least of all.
   const std::uint32_t header = base::load<std::uint32_t>(from + 4);
   if (base::crc32c(Bytes(from + 8, kRecordHeaderSize - 8), seed_of(salt, offset)) != header) return bad("no record begins here");
@@ -171,7 +175,7 @@ std::optional<Record> parse_record(Bytes segment, std::uint64_t offset, std::uin
     return "the record of table " + std::to_string(static_cast<std::uint32_t>(record.table)) + " version " + std::to_string(record.version);
   };
   const std::size_t size = padded(exact);
-  if (size > segment.size() - offset) return bad(name(), " of ", exact, " bytes goes beyond the end of the file");
+  if (size > bytes.size()) return bad(name(), " of ", exact, " bytes goes beyond the end of the file");
   const std::uint32_t found = base::crc32c(Bytes(from + kRecordHeaderSize, size - kRecordHeaderSize), header);
   if (const auto expected = base::load<std::uint32_t>(from); found != expected)
     return bad(name(), " has checksum ", found, ", expected ", expected);
@@ -226,10 +230,14 @@ void append_block(std::string& out, BlockKind kind, Bytes payload, std::uint64_t
 }
 
 std::optional<Block> parse_block(Bytes file, std::uint64_t offset) {
-  if (offset > file.size() || file.size() - offset < kBlockHeaderSize) return {};
-  const char* const from = file.data() + offset;
+  return parse_block_at(file.substr(std::min<std::uint64_t>(offset, file.size())), offset);
+}
+
+std::optional<Block> parse_block_at(Bytes bytes, std::uint64_t offset) {
+  if (bytes.size() < kBlockHeaderSize) return {};
+  const char* const from = bytes.data();
   const std::uint64_t size = base::load<std::uint64_t>(from + 8);
-  if (size > file.size() - offset - kBlockHeaderSize || base::load<std::uint64_t>(from + 16) != offset) return {};
+  if (size > bytes.size() - kBlockHeaderSize || base::load<std::uint64_t>(from + 16) != offset) return {};
   const Bytes payload(from + kBlockHeaderSize, size);
   if (base::crc32c(payload, base::crc32c(Bytes(from + 4, kBlockHeaderSize - 4))) != base::load<std::uint32_t>(from)) return {};
   const std::uint32_t kind = base::load<std::uint32_t>(from + 4);

@@ -151,6 +151,9 @@ inline void encode_record(char* to, std::size_t size, const RecordFields& fields
 // The record at `offset` of the segment, if a whole good one is there; if not, `why` (unless null) says what is wrong.
 std::optional<Record> parse_record(Bytes segment, std::uint64_t offset, std::uint64_t salt, Position position,
                                    std::string* why = nullptr);
+// The same when only a part of the segment is at hand: `bytes` are those from `offset` on.
+std::optional<Record> parse_record_at(Bytes bytes, std::uint64_t offset, std::uint64_t salt, Position position,
+                                      std::string* why = nullptr);
 
 // A change as it lies in a record that this process wrote itself: nothing is checked.
 struct PlacedChange {
@@ -210,6 +213,8 @@ inline constexpr std::size_t kCheckpointMagicSize = 16;
 std::string checkpoint_magic();
 void append_block(std::string& out, BlockKind kind, Bytes payload, std::uint64_t offset);
 std::optional<Block> parse_block(Bytes file, std::uint64_t offset);
+// The same when only a part of the file is at hand: `bytes` are those from `offset` on.
+std::optional<Block> parse_block_at(Bytes bytes, std::uint64_t offset);
 std::string encode_checkpoint_header(const CheckpointHeader& header);
 std::optional<CheckpointHeader> parse_checkpoint_header(Bytes payload);
 std::string encode_checkpoint_end(const CheckpointEnd& end);

@@ -1,23 +1,32 @@
 #include "novoht/core/recovery.h"
 
 #include <algorithm>
-#include <array>
+#include <vector>
+
+#include "novoht/core/file_bytes.h"
+#include "novoht/core/read_ahead.h"
+#include "novoht/core/table.h"
 
 namespace novoht::core {
 namespace {
 
-constexpr std::size_t kAhead = 16;  // records checked before the first of them is handed on
+constexpr std::size_t kBatch = 512;         // records read ahead together
+constexpr std::size_t kBatchesAhead = 16;
+constexpr std::size_t kPrepare = 24, kApproach = 12;  // records before one is taken
 
-// The furthest position that a good record at or after `offset` says was durable.
-Position durable_after(Bytes segment, std::uint64_t offset, std::uint64_t salt, Position begin) {
+constexpr std::uint64_t kPiece = std::uint64_t{1} << 20;  // of a segment, read at once
+
+// The furthest position that a good record at or after `offset` says was durable. `bytes` are those of the segment from
+// `offset` on.
+Position durable_after(Bytes bytes, std::uint64_t offset, std::uint64_t salt, Position begin) {
   Position durable = 0;
-  for (std::uint64_t at = std::max<std::uint64_t>(offset, kSegmentHeaderSize); at + kRecordHeaderSize <= segment.size();) {
+  for (std::uint64_t at = 0; at + kRecordHeaderSize <= bytes.size();) {
     // Zeros, of which there are many, are not worth a closer look.
-    if (base::load<std::uint64_t>(segment.data() + at) == 0) {
+    if (base::load<std::uint64_t>(bytes.data() + at) == 0) {
       at += 8;
       continue;
     }
-    const auto record = parse_record(segment, at, salt, begin + (at - kSegmentHeaderSize));
+    const auto record = parse_record_at(bytes.substr(at), offset + at, salt, begin + (offset + at - kSegmentHeaderSize));
     if (record) {
       durable = std::max(durable, record->durable);
       if (record->type == RecordType::trim) durable = std::max(durable, record->version);
@@ -27,11 +36,152 @@ Position durable_after(Bytes segment, std::uint64_t offset, std::uint64_t salt, 
   return durable;
 }
 
-std::uint64_t count_nonzero_end(Bytes bytes, std::uint64_t offset) {
+// How many bytes there are up to the last that is not zero.
+std::uint64_t count_nonzero(Bytes bytes) {
   std::uint64_t end = bytes.size();
-  while (end > offset && bytes[end - 1] == '\0') end--;
-  return end > offset ? end - offset : 0;
+  while (end >= 8 && base::load<std::uint64_t>(bytes.data() + end - 8) == 0) end -= 8;
+  while (end > 0 && bytes[end - 1] == '\0') end--;
+  return end;
 }
+
+struct Decoded {
+  Record record;
+  std::uint64_t offset;
+  std::uint64_t hash;  // of the key, where there is one change
+};
+// Some records of a segment as they follow each other; the last batch of each also says how it ends.
+struct Batch {
+  std::uint64_t number = 0;
+  std::string path;
+  SegmentHeader header;
+  HeaderState state = HeaderState::bad;
+  std::vector<std::shared_ptr<char[]>> hold;  // what the records point into
+  std::vector<Decoded> records;   // only of a segment whose header is good
+  std::optional<base::Error> error;
+  bool last = false;
+  // With the last one:
+  std::uint64_t size = 0;        // of the segment
+  std::uint64_t end_offset = 0;  // where no record follows, ...
+  std::string end_reason;        // ... why, ...
+  Position evidence = 0;         // ... how far what lies beyond says that the log was synced, ...
+  std::uint64_t beyond = 0;      // ... and how much of that is not zero
+  std::string bad;               // all of a segment whose header is not good
+};
+
+// Reads segments one after the other. One thread.
+class Decoder {
+ public:
+  Decoder(base::FileSystem& files, std::string folder, std::uint64_t store, std::vector<std::uint64_t> numbers)
+      : files_(files), folder_(std::move(folder)), store_(store), numbers_(std::move(numbers)) {}
+
+  bool next(Batch& batch) {
+    batch.records.clear();
+    batch.error.reset();
+    batch.last = false;
+    batch.hold.clear();
+    batch.bad.clear();
+    if (segment_ == nullptr && index_ == numbers_.size()) return false;
+    if (auto decoded = decode(batch); !decoded) {
+      batch.error = std::move(decoded).error();
+      segment_.reset();
+      index_ = numbers_.size();
+    }
+    return true;
+  }
+
+ private:
+  Result<void> decode(Batch& batch) {
+    if (segment_ == nullptr) TRY(begin());
+    batch.number = number_;
+    batch.path = path_;
+    batch.header = header_;
+    batch.state = state_;
+    if (state_ != HeaderState::good) {
+      TRY_LET(whole, segment_->read(0, segment_->size()));
+      batch.bad = whole.bytes;
+      return end(batch);
+    }
+    if (header_.store != store_ || header_.number != number_) return end(batch);
+    batch.hold.push_back(piece_.hold);
+    while (batch.records.size() < kBatch) {
+      const Bytes here = piece_.bytes.substr(std::min(at_ - piece_.offset, std::uint64_t{piece_.bytes.size()}));
+      const auto record = parse_record_at(here, at_, salt_, header_.begin + (at_ - kSegmentHeaderSize), &batch.end_reason);
+      // It may go on beyond this piece.
+      const std::uint64_t size = here.size() < kRecordHeaderSize ? kRecordHeaderSize : padded(base::load<std::uint32_t>(here.data() + 8));
+      if (!record && size > here.size() && piece_.end() < segment_->size()) {
+        TRY_LET(next, segment_->read(at_, std::max(kPiece, size)));
+        piece_ = std::move(next);
+        batch.hold.push_back(piece_.hold);
+        continue;
+      }
+      if (!record) {
+        TRY(look_beyond(batch));
+        return end(batch);
+      }
+      std::uint64_t hash = 0;
+      if (record->change_count == 1)
+        if (const auto change = ChangeReader(record->changes, 1).next()) hash = Table::hash(change->key);
+      batch.records.push_back({*record, at_, hash});
+      at_ += record->size;
+    }
+    return {};
+  }
+
+  Result<void> end(Batch& batch) {
+    batch.last = true;
+    batch.size = segment_->size();
+    batch.end_offset = at_;
+    segment_.reset();
+    piece_ = {};
+    return {};
+  }
+
+  // Zeros, mostly: what is looked at as a whole begins with the first piece that holds something else.
+  Result<void> look_beyond(Batch& batch) {
+    batch.evidence = 0;
+    batch.beyond = 0;
+    std::uint64_t at = at_;
+    while (at < segment_->size()) {
+      TRY_LET(piece, segment_->read(at, kPiece));
+      if (count_nonzero(piece.bytes) > 0) break;
+      if (piece.bytes.empty()) return {};
+      at += piece.bytes.size() / 8 * 8;
+      if (piece.bytes.size() < 8) return {};
+    }
+    TRY_LET(rest, segment_->read(at, segment_->size() - at));
+    batch.evidence = durable_after(rest.bytes, at, salt_, header_.begin);
+    if (const std::uint64_t count = count_nonzero(rest.bytes); count > 0) batch.beyond = at - at_ + count;
+    return {};
+  }
+
+  Result<void> begin() {
+    number_ = numbers_[index_++];
+    path_ = folder_ + "/" + segment_name(number_);
+    salt_ = segment_salt(store_, number_);
+    at_ = kSegmentHeaderSize;
+    header_ = {};
+    TRY_LET(segment, PieceReader::open(files_, path_, pool_));
+    TRY_LET(piece, segment->read(0, kPiece));
+    TRY_LET(state, parse_segment_header(piece.bytes, path_, header_));
+    state_ = state;
+    piece_ = std::move(piece);
+    segment_ = std::move(segment);
+    return {};
+  }
+
+  base::FileSystem& files_;
+  const std::string folder_;
+  const std::uint64_t store_;
+  const std::vector<std::uint64_t> numbers_;
+  PiecePool pool_;
+  std::size_t index_ = 0;
+  std::unique_ptr<PieceReader> segment_;
+  Piece piece_;
+  std::uint64_t number_ = 0, salt_ = 0, at_ = 0;
+  std::string path_;
+  SegmentHeader header_;
+  HeaderState state_ = HeaderState::bad;
+};
 
 }  // namespace
 
@@ -62,29 +212,78 @@ Result<LogScan> scan_log(base::FileSystem& files, const std::string& folder, con
   std::uint64_t end_offset = 0;
   std::vector<std::string> unbegun;
 
-  for (const std::uint64_t number : numbers) {
-    const std::string path = folder + "/" + segment_name(number);
-    TRY_LET(bytes, read_file(files, path));
-    SegmentHeader header;
-    TRY_LET(header_state, parse_segment_header(bytes, path, header));
-    const std::uint64_t salt = segment_salt(store, number);
-    const bool first = scan.state.segments.empty();
-    if (header_state == HeaderState::good && (header.store != store || header.number != number))
-      return base::fail(Code::corrupt, path, " offset 0: a segment of another store or place (store ", header.store,
-                        " number ", header.number, "), expected store ", store, " number ", number);
-    if (header_state == HeaderState::blank && count_nonzero_end(bytes, 0) == 0) {
-      unbegun.push_back(path);
-      if (!ended) {
-        scan.state.spare = Segment{.number = number, .begin = 0, .size = bytes.size(), .file = nullptr};
+  Decoder decoder(files, folder, store, numbers);
+  ReadAhead<Batch> batches(files.threads(), kBatchesAhead, [&decoder](Batch& batch) { return decoder.next(batch); });
+  // Of the segment that is being read:
+  bool fresh = true;                // nothing of it was looked at yet
+  bool counts = false;              // it continues the log, and its records are taken
+  Position recent = 0;              // what its records say about how far the log was synced
+
+  for (Batch batch; batches.next(batch);) {
+    if (batch.error) return *batch.error;
+    const std::string& path = batch.path;
+    const SegmentHeader& header = batch.header;
+    if (fresh) {
+      recent = 0;
+      counts = false;
+      if (batch.state == HeaderState::good && (header.store != store || header.number != batch.number))
+        return base::fail(Code::corrupt, path, " offset 0: a segment of another store or place (store ", header.store,
+                          " number ", header.number, "), expected store ", store, " number ", batch.number);
+      if (batch.state == HeaderState::good) {
+        const bool first = scan.state.segments.empty();
+        needed_from = std::max(needed_from, header.needed_from);
+        if (!ended && !first && header.begin != end) {
+          ended = true;
+          end_reason = "the log ends at position " + std::to_string(end) + ", and the next segment begins at " +
+                       std::to_string(header.begin);
+        }
+        counts = !ended;
+        if (counts && first) end = header.begin;
+        // A spare older than a begun segment was given up.
+        if (counts && scan.state.spare) {
+          scan.drop.push_back(folder + "/" + segment_name(scan.state.spare->number));
+          scan.state.spare.reset();
+        }
       }
+    }
+    fresh = batch.last;
+
+    for (std::size_t i = 0; i < batch.records.size(); i++) {
+      const Decoded& next = batch.records[i];
+      recent = std::max(recent, next.record.durable);
+      if (next.record.type == RecordType::trim) recent = std::max(recent, next.record.version);
+      if (!counts) continue;
+      if (i == 0)
+        for (std::size_t ahead = 0; ahead < std::min(kPrepare, batch.records.size()); ahead++)
+          if (batch.records[ahead].record.change_count == 1) sink.prepare(batch.records[ahead].record, batch.records[ahead].hash);
+      if (i + kPrepare < batch.records.size()) {
+        const Decoded& far = batch.records[i + kPrepare];
+        if (far.record.change_count == 1) sink.prepare(far.record, far.hash);
+      }
+      if (i + kApproach < batch.records.size()) {
+        const Decoded& near = batch.records[i + kApproach];
+        if (near.record.change_count == 1) sink.approach(near.record, near.hash);
+      }
+      if (next.record.type == RecordType::trim) needed_from = std::max(needed_from, next.record.version);
+      TRY(sink.take(next.record, RecordPlace{path, next.offset, end}));
+      end += next.record.size;
+      scan.state.ends_with_mark = next.record.type == RecordType::mark;
+      scan.records++;
+      scan.bytes += next.record.size;
+    }
+    if (!batch.last) continue;
+
+    if (batch.state == HeaderState::blank && count_nonzero(batch.bad) == 0) {
+      unbegun.push_back(path);
+      if (!ended) scan.state.spare = Segment{.number = batch.number, .begin = 0, .size = batch.size, .file = nullptr};
       continue;
     }
-    if (header_state != HeaderState::good) {
+    if (batch.state != HeaderState::good) {
       // The header is written together with the first record, so a good record in its sector means that it was good once.
-      const Position begin = end;
-      if (parse_record(bytes, kSegmentHeaderSize, salt, begin))
+      const std::uint64_t salt = segment_salt(store, batch.number);
+      if (parse_record(batch.bad, kSegmentHeaderSize, salt, end))
         return base::fail(Code::corrupt, path, " offset 0: the segment's header is damaged");
-      evidence = std::max(evidence, durable_after(bytes, kSegmentHeaderSize, salt, begin));
+      evidence = std::max(evidence, durable_after(Bytes(batch.bad).substr(std::min(kSegmentHeaderSize, batch.bad.size())), kSegmentHeaderSize, salt, end));
       if (!ended) {
         ended = true;
         end_path = path;
@@ -92,66 +291,25 @@ Result<LogScan> scan_log(base::FileSystem& files, const std::string& folder, con
         end_reason = "the segment's header is damaged";
       }
       scan.torn = true;
-      scan.torn_bytes += count_nonzero_end(bytes, 0);
+      scan.torn_bytes += count_nonzero(batch.bad);
       scan.drop.push_back(path);
       continue;
     }
-    needed_from = std::max(needed_from, header.needed_from);
-    if (!ended && !first && header.begin != end) {
-      ended = true;
-      end_reason = "the log ends at position " + std::to_string(end) + ", and the next segment begins at " +
-                   std::to_string(header.begin);
-    }
-    if (ended) {
-      evidence = std::max({evidence, header.needed_from, durable_after(bytes, kSegmentHeaderSize, salt, header.begin)});
+    evidence = std::max({evidence, recent, batch.evidence});
+    if (!counts) {
+      evidence = std::max(evidence, header.needed_from);
       scan.torn = true;
-      scan.torn_bytes += count_nonzero_end(bytes, 0);
+      scan.torn_bytes += batch.end_offset + batch.beyond;
       scan.drop.push_back(path);
       continue;
     }
-    if (first) end = header.begin;
-    // A spare older than a begun segment was given up.
-    if (scan.state.spare) {
-      scan.drop.push_back(folder + "/" + segment_name(scan.state.spare->number));
-      scan.state.spare.reset();
-    }
-    std::uint64_t at = kSegmentHeaderSize;
-    // Some records are read ahead, so that the sink's memory is on its way while they are checked.
-    struct Ahead {
-      Record record;
-      std::uint64_t offset;
-      Position position;
-    };
-    std::array<Ahead, kAhead> ring;
-    std::size_t read = 0, handed = 0;
-    for (bool more = true; more || handed < read;) {
-      while (more && read - handed < kAhead) {
-        const auto record = parse_record(bytes, at, salt, end, &end_reason);
-        more = record.has_value();
-        if (!more) break;
-        sink.prepare(*record);
-        ring[read++ % kAhead] = {*record, at, end};
-        at += record->size;
-        end += record->size;
-      }
-      if (handed == read) break;
-      const Ahead& next = ring[handed++ % kAhead];
-      evidence = std::max(evidence, next.record.durable);
-      if (next.record.type == RecordType::trim) needed_from = std::max(needed_from, next.record.version);
-      TRY(sink.take(next.record, RecordPlace{path, next.offset, next.position}));
-      scan.state.ends_with_mark = next.record.type == RecordType::mark;
-      scan.records++;
-      scan.bytes += next.record.size;
-    }
-    Segment segment{.number = number, .begin = header.begin, .size = bytes.size(), .file = nullptr};
-    scan.state.segments.push_back(std::move(segment));
-    scan.state.offset = at;
+    scan.state.segments.push_back(Segment{.number = batch.number, .begin = header.begin, .size = batch.size, .file = nullptr});
+    scan.state.offset = batch.end_offset;
     end_path = path;
-    end_offset = at;
-    evidence = std::max(evidence, durable_after(bytes, at, salt, header.begin));
-    const std::uint64_t beyond = count_nonzero_end(bytes, at);
-    scan.torn_bytes += beyond;
-    if (beyond > 0) scan.torn = true;
+    end_offset = batch.end_offset;
+    end_reason = batch.end_reason;
+    scan.torn_bytes += batch.beyond;
+    if (batch.beyond > 0) scan.torn = true;
   }
 
   if (!scan.state.segments.empty() && scan.state.segments.front().begin > needed_from)

@@ -1,5 +1,6 @@
 // Reading the log back: scan_log() hands every record to the caller and decides how the log ends; mend_log() then makes
-// the files fit to be written on.
+// the files fit to be written on. Records are read and checked some way ahead, on a thread of its own where the files
+// allow threads.
 //
 // The end of a log is where no good record follows. Records that were cut off there by a crash (a torn tail) were never
 // synced, so no record anywhere says that the log was durable beyond that place; then, and only then, what lies after is
@@ -30,7 +31,9 @@ struct RecordPlace {
 class RecordSink {
  public:
   virtual ~RecordSink() = default;
-  virtual void prepare(const Record& record) = 0;  // this record will be taken soon
+  // A record of one change, whose key has this hash, will be taken soon: first, and then sooner.
+  virtual void prepare(const Record& record, std::uint64_t hash) = 0;
+  virtual void approach(const Record& record, std::uint64_t hash) = 0;
   virtual Result<void> take(const Record& record, const RecordPlace& place) = 0;
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <new>
+#include <utility>
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -302,8 +303,7 @@ bool Table::erase(std::uint64_t hash, Bytes key) {
   return true;
 }
 
-void Table::load(const CheckpointEntry& from) {
-  const std::uint64_t key_hash = hash(from.key);
+void Table::load(std::uint64_t key_hash, const CheckpointEntry& from) {
   const Entry* const old = find(key_hash, from.key);
   if (old != nullptr && old->version >= from.version) return;
   put(key_hash, from.key, from.value.substr(0, from.fragment_end(0)), from.expires_ms, from.version);
@@ -311,6 +311,16 @@ void Table::load(const CheckpointEntry& from) {
     const std::uint64_t begin = from.fragment_end(i - 1);
     append(key_hash, from.key, from.value.substr(begin, from.fragment_end(i) - begin), 0, from.version);
   }
+}
+
+void Table::forget() {
+  if (long_bytes_ == 0 && bucket_count_ == kLeafBuckets) {
+    Leaf* last = nullptr;
+    for (Leaf* leaf : leaves_)
+      if (std::exchange(last, leaf) != leaf) delete leaf;
+    leaves_.clear();
+  }
+  clear();
 }
 
 void Table::clear() {

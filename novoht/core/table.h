@@ -91,8 +91,10 @@ class Table {
   void append(std::uint64_t hash, Bytes key, Bytes fragment, std::uint64_t expires_ms, Version version);
   bool erase(std::uint64_t hash, Bytes key);
   // As a checkpoint has it; an entry already there that is not older stays.
-  void load(const CheckpointEntry& entry);
+  void load(std::uint64_t hash, const CheckpointEntry& entry);
   void clear();
+  // The table goes, and its arena too: nothing need be given back to that.
+  void forget();
 
   // Asks the processor for what find() will need; each after the one before had time to arrive. A table that was in use a
   // moment ago needs only the last two.
