@@ -283,7 +283,8 @@ Result<LogScan> scan_log(base::FileSystem& files, const std::string& folder, con
       const std::uint64_t salt = segment_salt(store, batch.number);
       if (parse_record(batch.bad, kSegmentHeaderSize, salt, end))
         return base::fail(Code::corrupt, path, " offset 0: the segment's header is damaged");
-      evidence = std::max(evidence, durable_after(Bytes(batch.bad).substr(std::min(kSegmentHeaderSize, batch.bad.size())), kSegmentHeaderSize, salt, end));
+      const Bytes records = Bytes(batch.bad).substr(std::min(kSegmentHeaderSize, batch.bad.size()));
+      evidence = std::max(evidence, durable_after(records, kSegmentHeaderSize, salt, end));
       if (!ended) {
         ended = true;
         end_path = path;
