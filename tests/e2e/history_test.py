@@ -4,18 +4,21 @@
 Each client notes when it sent an operation and when the answer came. The history is right when every operation can be
 given one moment between the two at which it took effect, alone, so that all answers are what a single copy would have
 given. An operation answered `unknown` may take effect at any later moment, or never. Keys are independent, so each key's
-history is checked by itself (Wing and Gong's search, with the states already tried remembered, as Lowe has it).
+history is checked by itself (Wing and Gong's search, with the states already tried remembered, as Lowe has it). Where Go and
+its modules can be had, porcupine checks the same histories, versions included (porcupine_go/).
 """
+import json
 import random
+import subprocess
 import threading
 import time
 import unittest
 
 import harness
-from harness import Pipe, Sandbox, rounds, value_of
+from harness import Pipe, Sandbox, go_program, rounds, value_of
 
-CLIENTS, KEYS = 8, 3
-ROUNDS = rounds(6, 60)
+CLIENTS, KEYS = 16, 4
+ROUNDS = rounds(5, 60)
 SEED = 4711
 FOREVER = float("inf")
 
@@ -29,6 +32,8 @@ def effect(state, operation):
         return (state or "") + argument
     if kind == "lookup":
         return state if value == state else NO
+    if kind == "callback":  # answered: at that moment the key was as it had waited for
+        return state if value == state and (state == expected if expected is not None else state is not None) else NO
     if kind == "remove":
         if status == "unknown":
             return None
@@ -85,6 +90,7 @@ class Client(threading.Thread):
         self.stopping, self.failure = False, None
         self.history = {f"key-{k}": [] for k in range(KEYS)}
         self.last = {key: None for key in self.history}
+        self.record = []  # the same, for porcupine
 
     def run(self):
         try:
@@ -95,7 +101,7 @@ class Client(threading.Thread):
 
     def step(self):
         key = self.random.choice(list(self.history))
-        kind = self.random.choices(["insert", "append", "lookup", "remove", "cswap"], [2, 3, 4, 1, 4])[0]
+        kind = self.random.choices(["insert", "append", "lookup", "remove", "cswap", "callback"], [2, 3, 4, 1, 4, 1])[0]
         argument = f"{self.number}.{sum(map(len, self.history.values()))};"
         expected = self.last[key]
         request = {"op": kind, "key": key}
@@ -103,19 +109,57 @@ class Client(threading.Thread):
             request["value"] = argument
         if kind == "cswap":
             request["expect"] = expected
-        start = time.monotonic()
+        if kind == "callback":  # what was seen last, or anything
+            expected = expected if self.random.random() < 0.5 else None
+            request["timeout_ms"] = self.random.choice([1, 20, 200])
+            if expected is not None:
+                request["expect"] = expected
+        elif self.random.random() < 0.3:  # impatient: some end as unknown, some as fail, and that must be true
+            request["timeout_ms"] = self.random.choice([1, 5, 30, 100])
+        start = time.monotonic_ns()
         answer = self.pipe.ask(**request)
-        end = time.monotonic()
+        end = time.monotonic_ns()
         status, value = answer["status"], value_of(answer)
         value = None if value is None else value.decode()
         if kind in ("lookup", "cswap") and status != "unknown":
             self.last[key] = argument if status == "ok" and kind == "cswap" else value
-        if status == "fail" or (kind == "lookup" and status == "unknown"):
+        assert status in ("ok", "notfound", "mismatch", "fail", "unknown"), answer
+        if status == "fail" or (kind in ("lookup", "callback") and status == "unknown"):
             return  # certainly nothing happened
+        self.record.append({"client": self.number, "key": key, "op": kind, "value": argument, "expect": expected, "status": status,
+                            "found": value, "version": answer.get("version", 0) if status != "unknown" else 0, "start": start,
+                            "end": 0 if status == "unknown" else end})
         self.history[key].append((start, FOREVER if status == "unknown" else end, (kind, argument, expected, status, value)))
 
 
+def porcupine(program, records):
+    """(exit status, output): 0 linearizable, 1 not."""
+    text = "".join(json.dumps(record) + "\n" for record in records)
+    done = subprocess.run([program], input=text.encode(), capture_output=True, timeout=3000, check=False)
+    return done.returncode, (done.stdout + done.stderr).decode()
+
+
 class History(unittest.TestCase):
+    def test_porcupines_model_itself(self):
+        def one(op, start, end, status="ok", value="", found=None, expect=None, version=0):
+            return {"client": 0, "key": "k", "op": op, "value": value, "expect": expect, "status": status, "found": found,
+                    "version": version, "start": start, "end": end}
+        put, get = one("insert", 1, 2, value="a", version=1), one("lookup", 3, 4, found="a", version=1)
+        good = [[put, get], [put, one("lookup", 1, 2, "notfound")],
+                [one("insert", 1, 0, "unknown", "a"), one("lookup", 2, 3, "notfound"), one("lookup", 8, 9, found="a", version=5)],
+                [put, one("cswap", 3, 4, value="b", expect="a", version=2), one("callback", 5, 6, found="b", expect="b", version=2)],
+                [put, one("remove", 3, 0, "unknown"), one("cswap", 5, 6, value="c", version=9)]]
+        bad = [[put, one("lookup", 3, 4, "notfound")], [put, one("lookup", 3, 4, found="a", version=2)],
+               [put, one("append", 3, 4, value="x", version=1)], [put, one("append", 3, 4, value="x", version=2), one("lookup", 5, 6, found="axx", version=2)],
+               [put, one("cswap", 3, 4, "mismatch", "b", "a", "a", 1)], [put, one("callback", 3, 4, found="b", expect="b", version=1)],
+               [put, one("remove", 3, 4, "notfound")], [one("remove", 1, 2, version=3)]]
+        with Sandbox() as box:
+            program = go_program(box, "porcupine_go")
+            for records in good:
+                self.assertEqual(porcupine(program, records)[0], 0, records)
+            for records in bad:
+                self.assertEqual(porcupine(program, records)[0], 1, records)
+
     def test_the_checker_itself(self):
         put, get = lambda v: ("insert", v, None, "ok", None), lambda v: ("lookup", None, None, "ok", v)  # noqa: E731
         self.assertTrue(linearizable([(0, 1, put("a")), (2, 3, get("a"))]))
@@ -138,17 +182,26 @@ class History(unittest.TestCase):
             count = lambda: sum(len(h) for c in clients for h in c.history.values())  # noqa: E731
             for number in range(ROUNDS):
                 mark = count()
-                harness.wait_for(lambda: count() > mark + 200 or any(c.failure for c in clients), "progress")  # noqa: B023
+                harness.wait_for(lambda: count() > mark + 400 or any(c.failure for c in clients), "progress")  # noqa: B023
                 self.assertEqual([c.failure for c in clients if c.failure], [])
                 box.kill_node()
             mark = count()
-            harness.wait_for(lambda: count() > mark + 200 or any(c.failure for c in clients), "progress")
+            harness.wait_for(lambda: count() > mark + 400 or any(c.failure for c in clients), "progress")
             for client in clients:
                 client.stopping = True
             for client in clients:
                 client.join(harness.DEADLINE)
                 client.pipe.close()
             self.assertEqual([c.failure for c in clients if c.failure], [])
+            records = [record for client in clients for record in client.record]
+            for kind in ("insert", "append", "lookup", "remove", "cswap", "callback"):
+                self.assertTrue(any(r["op"] == kind and r["status"] == "ok" for r in records), f"no {kind} that was ok")
+            try:
+                status, said = porcupine(go_program(box, "porcupine_go"), records)
+                print(said, flush=True)
+                self.assertEqual(status, 0, "porcupine")
+            except unittest.SkipTest as reason:
+                print(f"not checked with porcupine: {reason}", flush=True)
             for key in clients[0].history:
                 whole = [entry for client in clients for entry in client.history[key]]
                 began = time.monotonic()

@@ -29,6 +29,13 @@ TEST(PipeLine, OperationsAreRead) {
   EXPECT_EQ(parse_line(R"({"op":"remove","key":"k"})")->operation.kind, OpKind::remove);
   EXPECT_EQ(parse_line(R"({"op":"lookup","key":"k"})")->operation.kind, OpKind::lookup);
   EXPECT_EQ(parse_line(R"({"op":"append","key":"k","value":""})")->operation.kind, OpKind::append);
+  // What programs write that always write all fields, or count in floating point.
+  const auto full =
+      parse_line(R"({"op":"lookup","key":"k","key_b64":null,"value":null,"expect":null,"timeout_ms":null})");
+  ASSERT_TRUE(full);
+  EXPECT_EQ(full->timeout, Millis(0));
+  EXPECT_EQ(parse_line(R"({"op":"lookup","key":"k","timeout_ms":250.0})")->timeout, Millis(250));
+  EXPECT_EQ(parse_line(R"({"op":"callback","key":"k","timeout_ms":0})")->timeout, Millis(1)) << "0: do not wait";
 }
 
 TEST(PipeLine, WhatIsWrongIsNamed) {
@@ -44,6 +51,8 @@ TEST(PipeLine, WhatIsWrongIsNamed) {
             "cswap: \"expect\" is missing; null expects that the key is absent");
   EXPECT_EQ(error_of(R"({"op":"lookup","key":"k","timeout_ms":-1})"),
             "\"timeout_ms\" is not a whole number from 0 to 31536000000");
+  for (const char* number : {"2.5", "1e400", "-1.0", "1e30", "\"5\"", "true"})
+    EXPECT_NE(error_of(std::string(R"({"op":"lookup","key":"k","timeout_ms":)") + number + "}"), "fine") << number;
   EXPECT_EQ(error_of(R"({"op":"lookup","key":"k","tiemout":1})"), "unknown field \"tiemout\"");
   EXPECT_NE(error_of(R"({"op":"steal","key":"k"})"), "fine");
   EXPECT_NE(error_of(R"({"op":"insert","key":"k","value_b64":"***"})"), "fine");

@@ -1,5 +1,6 @@
 #include "zht/tool/pipe_line.h"
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "zht/support/output.h"
@@ -14,8 +15,10 @@ std::string dump(const json& value) { return value.dump(-1, ' ', false, json::er
 // A string field, or its base64 twin; nothing when neither is there. `null_ok`: null reads as absent, told by
 // `is_null`.
 Result<std::optional<std::string>> bytes_field(const json& line, const std::string& name, bool* is_null = nullptr) {
-  const auto plain = line.find(name), coded = line.find(name + "_b64");
-  if (plain != line.end() && coded != line.end())
+  const auto plain = line.find(name);
+  auto coded = line.find(name + "_b64");
+  if (coded != line.end() && coded->is_null()) coded = line.end();  // as good as not given
+  if (plain != line.end() && !plain->is_null() && coded != line.end())
     return fail(Code::invalid, "\"", name, "\" and \"", name, "_b64\" are both given");
   if (coded != line.end()) {
     if (!coded->is_string()) return fail(Code::invalid, "\"", name, "_b64\" is not a string");
@@ -35,7 +38,11 @@ Result<std::optional<std::string>> bytes_field(const json& line, const std::stri
 Result<std::uint64_t> number_field(const json& line, const std::string& name, std::uint64_t otherwise,
                                    std::uint64_t most) {
   const auto at = line.find(name);
-  if (at == line.end()) return otherwise;
+  if (at == line.end() || at->is_null()) return otherwise;
+  // 500.0: what a program that counts in floating point writes.
+  if (at->is_number_float() && at->get<double>() >= 0 && at->get<double>() <= 1e15 &&
+      std::floor(at->get<double>()) == at->get<double>() && static_cast<std::uint64_t>(at->get<double>()) <= most)
+    return static_cast<std::uint64_t>(at->get<double>());
   if (!at->is_number_unsigned() || at->get<std::uint64_t>() > most)
     return fail(Code::invalid, "\"", name, "\" is not a whole number from 0 to ", most);
   return at->get<std::uint64_t>();
@@ -73,6 +80,9 @@ Result<Line> parse_line(const std::string& text) {
 
   Line parsed;
   parsed.timeout = Millis(timeout);
+  // Asked for explicitly: do not wait.
+  if (const auto at = line.find("timeout_ms"); timeout == 0 && at != line.end() && !at->is_null())
+    parsed.timeout = Millis(1);
   const auto needs_value = [&]() -> Result<void> {
     if (!value) return fail(Code::invalid, name, ": \"value\" is missing");
     return {};
