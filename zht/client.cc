@@ -97,6 +97,11 @@ void Client::submit_all(std::vector<Operation> operations, AllCompletion complet
         timeout);
 }
 
+std::optional<Outcome> Client::call_or_submit(Operation operation, Completion completion, Millis timeout) {
+  submit(std::move(operation), std::move(completion), timeout);
+  return std::nullopt;
+}
+
 Outcome Client::call(Operation operation, Millis timeout) {
   Waiter waiter(1);
   Outcome answer;

@@ -101,6 +101,11 @@ class Client {
   virtual Outcome call(Operation operation, Millis timeout = {});
   virtual std::vector<Outcome> call_all(std::vector<Operation> operations, Millis timeout = {});  // as submit_all; answers in order
 
+  // call() where the answer can be had on this thread without waiting for anything but the instance, for 2 s at most; else
+  // nothing is returned and it goes on as submit() would. For event loops and for languages whose interrupts must get
+  // through. `completion` is called only in the latter case.
+  virtual std::optional<Outcome> call_or_submit(Operation operation, Completion completion, Millis timeout = {});
+
   // Typed. Keys are 1..kMaxKeySize bytes, any bytes; values 0..max_value_size (16 MiB unless the node was told otherwise).
   // Each waits for the client's default time at most.
 

@@ -20,3 +20,10 @@ add_dependencies(zht_cli_test zht_program)
 add_unit_test(zht_client_node_test
   SOURCES client_node_test.cc client_async_test.cc
   USES zht_node zht_asio)
+# The C API, from plain C.
+add_executable(zht_c_api_test c_api_test.c)
+target_link_libraries(zht_c_api_test PRIVATE zht_c)
+set_target_properties(zht_c_api_test PROPERTIES C_STANDARD 11 C_EXTENSIONS OFF C_STANDARD_REQUIRED ON
+                      RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+add_test(NAME zht_c_api COMMAND zht_c_api_test)
+set_tests_properties(zht_c_api PROPERTIES TIMEOUT 120)

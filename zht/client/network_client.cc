@@ -136,9 +136,22 @@ Outcome NetworkClient::call(Operation operation, Millis timeout) {
   const Engine* engine_now = engine_seen_;
   CHECK(engine_now == nullptr || !engine_now->on_thread(), "a blocking call from a completion would wait for itself");
   auto pending = prepare(std::move(operation), {}, timeout);
-  if (pending->ready) return *std::move(pending->ready);
+  if (auto outcome = call_here(pending)) return *std::move(outcome);
+  return call_through_engine(std::move(pending));  // which ends it at once when its time is over
+}
+
+std::optional<Outcome> NetworkClient::call_or_submit(Operation operation, Completion completion, Millis timeout) {
+  auto pending = prepare(std::move(operation), std::move(completion), timeout);
+  if (auto outcome = call_here(pending)) return outcome;
+  engine().submit(std::move(pending));
+  return std::nullopt;
+}
+
+// On the caller's thread, over a channel of its own. Nothing: it goes on through the engine, under the same number.
+std::optional<Outcome> NetworkClient::call_here(std::unique_ptr<Pending>& pending) {
+  if (pending->ready) return std::move(pending->ready);
   // A callback waits long, and its connection would be of no other use meanwhile.
-  if (pending->operation.kind == OpKind::callback) return call_through_engine(std::move(pending));
+  if (pending->operation.kind == OpKind::callback) return std::nullopt;
 
   const bool recorded = is_recorded(pending->operation.kind);
   const PartitionId partition = client::partition_of(pending->operation, partition_count_);
@@ -150,7 +163,7 @@ Outcome NetworkClient::call(Operation operation, Millis timeout) {
   if (!ticket.channel && ticket.may_open) ticket.channel = open_channel(instance, pending->deadline);
   if (!ticket.channel) {
     if (ticket.may_open) session_.give_back(std::move(ticket), instance_id, false, false);
-    return call_through_engine(std::move(pending));
+    return std::nullopt;
   }
   Channel& channel = *ticket.channel;
   const std::uint64_t request = channel.next_request();
@@ -165,11 +178,11 @@ Outcome NetworkClient::call(Operation operation, Millis timeout) {
   if (!frame) {
     pending->maybe = channel.anything_sent();
     session_.give_back(std::move(ticket), instance_id, false, false);
-    return call_through_engine(std::move(pending));  // which ends it at once when its time is over
+    return std::nullopt;
   }
   if (frame->status == wire::kStatusRetry || frame->status == static_cast<std::uint8_t>(Code::unavailable)) {
     session_.give_back(std::move(ticket), instance_id, true, false);
-    return call_through_engine(std::move(pending));
+    return std::nullopt;
   }
   auto outcome = wire::decode_outcome(*frame);
   session_.give_back(std::move(ticket), instance_id, true, true);

@@ -30,6 +30,7 @@ class NetworkClient final : public Client {
   void submit_all(std::vector<Operation> operations, AllCompletion completion, Millis timeout) override;
   std::uint32_t partition_count() const override { return partition_count_; }
   Outcome call(Operation operation, Millis timeout) override;
+  std::optional<Outcome> call_or_submit(Operation operation, Completion completion, Millis timeout) override;
   std::vector<Outcome> call_all(std::vector<Operation> operations, Millis timeout) override;
 
   const Source& source() const { return source_; }
@@ -38,6 +39,7 @@ class NetworkClient final : public Client {
   std::unique_ptr<Pending> prepare(Operation&& operation, Completion&& completion, Millis timeout) const;
   Engine& engine();
   Outcome call_through_engine(std::unique_ptr<Pending> pending);
+  std::optional<Outcome> call_here(std::unique_ptr<Pending>& pending);
   std::unique_ptr<Channel> open_channel(const Table::Instance& instance, base::Time deadline);
   struct Group;
   bool small_enough(const std::vector<std::unique_ptr<Pending>>& pendings) const;

@@ -173,6 +173,12 @@ Outcome InProcessClient::call(Operation operation, Millis timeout) {
   return std::move(item.outcome);
 }
 
+std::optional<Outcome> InProcessClient::call_or_submit(Operation operation, Completion completion, Millis timeout) {
+  if (operation.kind != OpKind::callback) return call(std::move(operation), timeout);
+  submit(std::move(operation), std::move(completion), timeout);
+  return std::nullopt;
+}
+
 std::vector<Outcome> InProcessClient::call_all(std::vector<Operation> operations, Millis timeout) {
   if (std::any_of(operations.begin(), operations.end(), [](const Operation& one) { return one.kind == OpKind::callback; }))
     return Client::call_all(std::move(operations), timeout);

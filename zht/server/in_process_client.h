@@ -42,6 +42,7 @@ class InProcessClient final : public Client {
   void cancel(RequestNumber request) override;
   std::uint32_t partition_count() const override { return options_.partition_count; }
   Outcome call(Operation operation, Millis timeout) override;
+  std::optional<Outcome> call_or_submit(Operation operation, Completion completion, Millis timeout) override;
   std::vector<Outcome> call_all(std::vector<Operation> operations, Millis timeout) override;
 
  private:
