@@ -4,6 +4,7 @@
 #include <array>
 #include <chrono>
 #include <deque>
+#include <set>
 #include <unordered_map>
 
 #include "novoht/base/random.h"
@@ -11,6 +12,7 @@
 #include "novoht/core/checkpoint.h"
 #include "novoht/core/log.h"
 #include "novoht/core/recovery.h"
+#include "novoht/core/snapshot.h"
 #include "novoht/core/table.h"
 
 namespace novoht {
@@ -49,12 +51,18 @@ constexpr std::uint32_t kDirectTables = 1 << 16;     // ids below are found by a
 // A table and what is on disk of it.
 struct TableState {
   explicit TableState(core::Arena& arena) : table(arena) {}
+  void begin_unsaved(Position position) {
+    unsaved_from = position;
+    if (!from) from = position;
+  }
   core::Table table;
   Version version = 0;
   std::uint64_t epoch = 0;
   std::optional<Position> unsaved_from;   // the first record that the checkpoint does not have
   std::optional<Position> changed_since;  // the first record since the checkpoint being written was begun
   std::uint64_t checkpoint_bytes = 0;     // 0: none
+  std::uint64_t birth = 0;                // another for each table that ever had this id
+  std::optional<Position> from;           // no record of it lies before; nothing: it has none
 };
 
 class Tables {
@@ -68,16 +76,19 @@ class Tables {
   }
   TableState& get(TableId id, core::Arena& arena) {
     if (TableState* const state = find(id)) return *state;
+    put(id, std::make_unique<TableState>(arena));
+    return *find(id);
+  }
+  // In place of the one that is there, if there is.
+  void put(TableId id, std::unique_ptr<TableState> state) {
     const auto number = static_cast<std::uint32_t>(id);
-    auto state = std::make_unique<TableState>(arena);
-    TableState& made = *state;
+    state->birth = ++births_;
     if (number < kDirectTables) {
       if (direct_.size() <= number) direct_.resize(number + 1);
       direct_[number] = std::move(state);
     } else {
       others_[number] = std::move(state);
     }
-    return made;
   }
   void erase(TableId id) {
     const auto number = static_cast<std::uint32_t>(id);
@@ -94,6 +105,7 @@ class Tables {
  private:
   std::vector<std::unique_ptr<TableState>> direct_;
   std::unordered_map<std::uint32_t, std::unique_ptr<TableState>> others_;
+  std::uint64_t births_ = 0;
 };
 
 std::uint64_t live_bytes(const Tables& tables) {
@@ -103,7 +115,7 @@ std::uint64_t live_bytes(const Tables& tables) {
   return sum;
 }
 
-class StoreImpl final : public Store {
+class StoreImpl final : public Store, private core::SnapshotHost, private core::ImportHost {
  public:
   StoreImpl(base::FileSystem& files, std::string folder, Options options)
       : files_(files), folder_(std::move(folder)), options_(options), arena_(files.threads()),
@@ -226,6 +238,9 @@ class StoreImpl final : public Store {
     return state->table.expired(now_ms_, limit);
   }
   Result<void> drop(TableId table) override;
+  Result<std::unique_ptr<Export>> begin_export(TableId table) override;
+  Result<std::unique_ptr<Import>> begin_import(TableId table) override;
+  Result<std::unique_ptr<LogTail>> begin_tail(TableId table, Version after) override;
   Statistics statistics() const override;
 
  private:
@@ -274,6 +289,30 @@ class StoreImpl final : public Store {
   Result<void> wait_for_background();
   Result<bool> remove_doomed();
 
+  // For snapshots.
+  core::Log& log() override { return log_; }
+  std::uint64_t store_id() const override { return id_; }
+  void hold(Position position) override { held_.insert(position); }
+  void let_go(Position position) override {
+    held_.erase(held_.find(position));
+    trim_due_ = true;
+  }
+  std::uint64_t birth_of(TableId table) override { return tables_.get(table, arena_).birth; }
+  std::unique_ptr<core::Shadow> make_shadow() override { return std::make_unique<HiddenTable>(*this); }
+  Result<void> install(TableId table, std::unique_ptr<core::Shadow> shadow, const core::Imported& imported) override;
+  Result<std::uint64_t> write_whole_checkpoint(const core::Table& table, const core::CheckpointHeader& header, Bytes attachment);
+  class HiddenTable final : public core::Shadow {
+   public:
+    explicit HiddenTable(StoreImpl& store) : store_(store), state_(std::make_unique<TableState>(store.arena_)) { store_.hidden_++; }
+    ~HiddenTable() override { store_.hidden_--; }
+    core::Table& table() override { return state_->table; }
+    std::unique_ptr<TableState> take() { return std::move(state_); }
+
+   private:
+    StoreImpl& store_;
+    std::unique_ptr<TableState> state_;
+  };
+
   base::FileSystem& files_;
   const std::string folder_;
   const Options options_;
@@ -298,6 +337,8 @@ class StoreImpl final : public Store {
   bool trim_due_ = true;
   std::uint64_t segments_seen_ = 0;
   bool starved_ = false;        // there was no room for another segment
+  std::multiset<Position> held_;  // from where exports and tails have still to read
+  int hidden_ = 0;                // tables being imported: evacuation would not find their entries
   std::vector<Doomed> doomed_;  // dropped tables whose checkpoint may still be there
   std::vector<Change> with_removes_;
   mutable std::array<Deferred, kAhead> deferred_;  // those from begin to end, modulo
@@ -363,7 +404,7 @@ Version StoreImpl::apply_deferred(TableId table, TableState& state, const Change
   log_.commit(size);
   records_++;
   state.epoch = epoch;
-  if (!state.unsaved_from) state.unsaved_from = position;
+  if (!state.unsaved_from) state.begin_unsaved(position);
   if (!state.changed_since) state.changed_since = position;
   defer({&state, to, hash, version, static_cast<std::uint32_t>(size),
          static_cast<std::uint32_t>(core::record_head_size(note, epoch))});
@@ -438,7 +479,7 @@ Result<void> StoreImpl::write_record(TableId id, TableState& state, std::span<co
 
   state.version = version;
   state.epoch = epoch;
-  if (!state.unsaved_from) state.unsaved_from = position;
+  if (!state.unsaved_from) state.begin_unsaved(position);
   if (!state.changed_since) state.changed_since = position;
 
   // From the record's copy: the caller's views may lie in the very value that changes.
@@ -506,6 +547,86 @@ Result<void> StoreImpl::drop(TableId table) {
   return {};
 }
 
+// --- snapshots ---
+
+Result<std::unique_ptr<Export>> StoreImpl::begin_export(TableId table) {
+  if (options_.read_only) return base::fail(Code::invalid, folder_, ": the store was opened for reading only");
+  settle();
+  (void)birth_of(table);  // an absent table goes out as an empty one
+  const std::string attachment = options_.companion == nullptr ? std::string() : options_.companion->attachment(table);
+  return std::unique_ptr<Export>(new core::TableExport(*this, *this, table, attachment));
+}
+
+Result<std::unique_ptr<Import>> StoreImpl::begin_import(TableId table) {
+  if (options_.read_only) return base::fail(Code::invalid, folder_, ": the store was opened for reading only");
+  settle();
+  return std::unique_ptr<Import>(new core::TableImport(*this, table));
+}
+
+Result<std::unique_ptr<LogTail>> StoreImpl::begin_tail(TableId table, Version after) {
+  if (options_.read_only) return base::fail(Code::invalid, folder_, ": the store was opened for reading only");
+  settle();
+  const TableState& state = tables_.get(table, arena_);
+  if (after > state.version)
+    return base::fail(Code::conflict, "table ", static_cast<std::uint32_t>(table), " has version ", state.version,
+                      ", asked for what follows ", after);
+  const Position oldest = std::max({state.from.value_or(log_.position()), log_.begin(), log_.trimmed_to()});
+  const Position from = after == state.version ? log_.position() : oldest;
+  return std::unique_ptr<LogTail>(new core::TableTail(*this, *this, table, after, from));
+}
+
+Result<std::uint64_t> StoreImpl::write_whole_checkpoint(const core::Table& table, const core::CheckpointHeader& header,
+                                                        Bytes attachment) {
+  TRY_LET(writer, core::CheckpointWriter::begin(files_, path_of(core::checkpoint_name(header.table)), header, attachment));
+  for (bool all = false; !all;) {
+    all = writer->take_some(table, std::size_t{1} << 20);
+    TRY(writer->write_taken());
+  }
+  auto finished = writer->finish({.entries = writer->entries(), .version = header.version, .position = header.position}, folder_);
+  if (finished) return writer->size();
+  // Which of the two tables the next open will find is not known now: then nothing may be written for either.
+  if (finished.code() != Code::no_space) log_.fail_with(finished.error());
+  return std::move(finished).error();
+}
+
+// The imported table's checkpoint takes the place of the old one's by one rename; from its position on there is no record of
+// the table yet, and those before are then of no interest.
+Result<void> StoreImpl::install(TableId id, std::unique_ptr<core::Shadow> shadow, const core::Imported& imported) {
+  settle();
+  if (log_.failed()) return log_.failure();
+  (void)wait_for_background().has_value();  // a failing checkpoint is not this call's matter
+  TRY(log_.sync());
+  Companion* const companion = options_.companion;
+  const std::string before = companion == nullptr ? std::string() : companion->attachment(id);
+  const auto tell_companion = [&]() -> Result<void> {
+    TRY(companion->restore(id, imported.attachment));
+    for (const auto& note : imported.notes) TRY(companion->replay(id, note.version, note.epoch, note.note));
+    return {};
+  };
+  const auto write = [&]() -> Result<std::uint64_t> {
+    if (companion != nullptr) TRY(tell_companion());
+    const core::CheckpointHeader header{
+        .store = id_, .table = id, .version = imported.version, .epoch = imported.epoch, .position = log_.position()};
+    return write_whole_checkpoint(shadow->table(), header, companion == nullptr ? imported.attachment : companion->attachment(id));
+  };
+  // One that is being written has the same temporary name.
+  if (checkpoint_ != nullptr && checkpoint_table_ == id) checkpoint_.reset();
+  auto written = write();
+  if (!written) {
+    if (companion != nullptr) TRY(companion->restore(id, before));
+    return std::move(written).error();
+  }
+  auto state = static_cast<HiddenTable&>(*shadow).take();
+  state->version = imported.version;
+  state->epoch = imported.epoch;
+  state->checkpoint_bytes = *written;
+  state->from = log_.position();
+  tables_.put(id, std::move(state));
+  std::erase_if(doomed_, [&](const Doomed& one) { return one.table == id; });
+  trim_due_ = true;
+  return {};
+}
+
 // --- reading ---
 
 ScanPage StoreImpl::scan(TableId table, std::uint64_t cursor, std::size_t limit, Bytes prefix) const {
@@ -563,6 +684,7 @@ Position StoreImpl::needed_from() const {
     if (state.unsaved_from) needed = std::min(needed, *state.unsaved_from);
   });
   for (const Doomed& one : doomed_) needed = std::min(needed, one.position);
+  if (!held_.empty()) needed = std::min(needed, *held_.begin());
   return needed;
 }
 
@@ -663,7 +785,7 @@ Result<bool> StoreImpl::remove_doomed() {
 // Moves some entries when the arena wastes too much. Returns whether there is more to do.
 bool StoreImpl::evacuate_some() {
   if (!arena_.evacuating()) {
-    if (!arena_.wants_evacuation()) return false;
+    if (hidden_ > 0 || !arena_.wants_evacuation()) return false;
     arena_.begin_evacuation();
     tables_.each([&](TableId id, const TableState&) { evacuating_.push_back(id); });
     evacuation_cursor_ = 0;
@@ -852,6 +974,7 @@ Result<void> StoreImpl::load_checkpoint(const std::string& name, TableId table, 
   state.version = read.header.version;
   state.epoch = read.header.epoch;
   state.checkpoint_bytes = read.size;
+  state.from = read.header.position;
   durable = std::max(durable, read.end.position);
   loaded_[static_cast<std::uint32_t>(table)] = {read.header.position, read.end.version};
   recovered_bytes_ += read.size;
@@ -880,7 +1003,7 @@ Result<void> StoreImpl::replay(const core::Record& record, const core::RecordPla
   TRY(replay_changes(state, record, place));
   state.version = record.version;
   state.epoch = record.epoch;
-  if (!state.unsaved_from) state.unsaved_from = place.position;
+  if (!state.unsaved_from) state.begin_unsaved(place.position);
   if (options_.companion != nullptr)
     TRY(options_.companion->replay(record.table, record.version, record.epoch, record.note));
   return {};

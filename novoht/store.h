@@ -136,6 +136,10 @@ class SyncJob {
   virtual Result<void> run() = 0;  // any one thread, once; blocks
 };
 
+class Export;   // novoht/snapshot.h, as the next two
+class Import;
+class LogTail;
+
 class Store {
  public:
   // Opens (or makes) the store in `folder` and recovers it: checkpoints, then the log's records. A torn tail, which a
@@ -193,6 +197,12 @@ class Store {
   virtual std::vector<std::string> expired(TableId table, std::size_t limit) const = 0;
   // Forgets a table and its files.
   virtual Result<void> drop(TableId table) = 0;
+
+  // A table as a stream of bytes while it changes, and back; and the records that followed. See novoht/snapshot.h; what is
+  // returned goes before the store does. begin_tail(): conflict when the table has not come to version `after` yet.
+  virtual Result<std::unique_ptr<Export>> begin_export(TableId table) = 0;
+  virtual Result<std::unique_ptr<Import>> begin_import(TableId table) = 0;
+  virtual Result<std::unique_ptr<LogTail>> begin_tail(TableId table, Version after) = 0;
   virtual Statistics statistics() const = 0;
 };
 

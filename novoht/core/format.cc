@@ -13,6 +13,7 @@ namespace {
 constexpr char kStoreMagic[] = "NoVoHTst";
 constexpr char kSegmentMagic[] = "NoVoHTlg";
 constexpr char kCheckpointMagic[] = "NoVoHTcp";
+constexpr char kSnapshotMagic[] = "NoVoHTsn";
 
 // The last millisecond that a WallTime can hold.
 constexpr std::uint64_t kLastMilli = std::uint64_t{std::numeric_limits<std::int64_t>::max()} / 1'000'000;
@@ -150,6 +151,19 @@ void seal_record(char* to, std::size_t size, std::uint64_t salt, std::uint64_t o
   base::store(to, base::crc32c(Bytes(to + kRecordHeaderSize, size - kRecordHeaderSize), header));
 }
 
+std::optional<Record> parse_record_header(Bytes bytes, std::uint64_t offset, std::uint64_t salt) {
+  if (bytes.size() < kRecordHeaderSize) return {};
+  const char* const from = bytes.data();
+  // The header's own checksum comes first: what it does not vouch for is not believed, its size least of all.
+  if (base::crc32c(Bytes(from + 8, kRecordHeaderSize - 8), seed_of(salt, offset)) != base::load<std::uint32_t>(from + 4)) return {};
+  Record record;
+  record.type = static_cast<RecordType>(from[28]);
+  record.table = TableId{base::load<std::uint32_t>(from + 12)};
+  record.version = base::load<std::uint64_t>(from + 16);
+  record.size = padded(base::load<std::uint32_t>(from + 8));
+  return record;
+}
+
 std::optional<Record> parse_record(Bytes segment, std::uint64_t offset, std::uint64_t salt, Position position, std::string* why) {
   return parse_record_at(segment.substr(std::min<std::uint64_t>(offset, segment.size())), offset, salt, position, why);
 }
@@ -160,27 +174,22 @@ std::optional<Record> parse_record_at(Bytes bytes, std::uint64_t offset, std::ui
     return std::nullopt;
   };
   if (bytes.size() < kRecordHeaderSize) return bad("the file ends");
+  auto head = parse_record_header(bytes, offset, salt);
+  if (!head) return bad("no record begins here");
+  Record& record = *head;
   const char* const from = bytes.data();
-  // The header's own checksum comes first: what it does not vouch for is not believed, its size least of all.
-  const std::uint32_t header = base::load<std::uint32_t>(from + 4);
-  if (base::crc32c(Bytes(from + 8, kRecordHeaderSize - 8), seed_of(salt, offset)) != header) return bad("no record begins here");
   const std::uint32_t exact = base::load<std::uint32_t>(from + 8);
   const std::uint8_t type = static_cast<std::uint8_t>(from[28]), flags = static_cast<std::uint8_t>(from[29]);
   if (exact < kRecordHeaderSize || exact > kMaxRecordSize || type < 1 || type > 4 || (flags & ~(kHasEpoch | kHasNote)) != 0)
     return bad("a record's header of ", exact, " bytes and type ", int{type}, " that makes no sense");
-  Record record;
-  record.table = TableId{base::load<std::uint32_t>(from + 12)};
-  record.version = base::load<std::uint64_t>(from + 16);
   const auto name = [&] {
     return "the record of table " + std::to_string(static_cast<std::uint32_t>(record.table)) + " version " + std::to_string(record.version);
   };
-  const std::size_t size = padded(exact);
-  if (size > bytes.size()) return bad(name(), " of ", exact, " bytes goes beyond the end of the file");
-  const std::uint32_t found = base::crc32c(Bytes(from + kRecordHeaderSize, size - kRecordHeaderSize), header);
+  if (record.size > bytes.size()) return bad(name(), " of ", exact, " bytes goes beyond the end of the file");
+  const std::uint32_t found = base::crc32c(Bytes(from + kRecordHeaderSize, record.size - kRecordHeaderSize),
+                                           base::load<std::uint32_t>(from + 4));
   if (const auto expected = base::load<std::uint32_t>(from); found != expected)
     return bad(name(), " has checksum ", found, ", expected ", expected);
-  record.size = size;
-  record.type = static_cast<RecordType>(type);
   const std::uint64_t behind = std::uint64_t{base::load<std::uint32_t>(from + 24)} * 8;
   record.durable = position > behind ? position - behind : 0;
   record.change_count = base::load<std::uint16_t>(from + 30);
@@ -189,7 +198,7 @@ std::optional<Record> parse_record_at(Bytes bytes, std::uint64_t offset, std::ui
   if (flags & kHasNote) record.note = in.str();
   if (!in.ok()) return bad(name(), " is shorter than its parts");
   record.changes = in.raw(in.left());
-  return record;
+  return head;
 }
 
 std::optional<Change> ChangeReader::next() {
@@ -241,7 +250,7 @@ std::optional<Block> parse_block_at(Bytes bytes, std::uint64_t offset) {
   const Bytes payload(from + kBlockHeaderSize, size);
   if (base::crc32c(payload, base::crc32c(Bytes(from + 4, kBlockHeaderSize - 4))) != base::load<std::uint32_t>(from)) return {};
   const std::uint32_t kind = base::load<std::uint32_t>(from + 4);
-  if (kind < 1 || kind > 4) return {};
+  if (kind < 1 || kind > 5) return {};
   return Block{static_cast<BlockKind>(kind), payload, kBlockHeaderSize + size};
 }
 
@@ -307,6 +316,52 @@ std::optional<CheckpointEntry> parse_checkpoint_entry(base::Reader& in) {
     last = end;
   }
   return entry;
+}
+
+std::string snapshot_magic() {
+  std::string out(kSnapshotMagic, 8);
+  base::Writer w(out);
+  w.u32(kSnapshotFormat);
+  w.u32(base::crc32c(out));
+  return out;
+}
+
+Result<void> check_snapshot_magic(Bytes bytes) {
+  if (bytes.size() < kCheckpointMagicSize || bytes.substr(0, 8) != Bytes(kSnapshotMagic, 8))
+    return base::fail(Code::invalid, "snapshot offset 0: these are not a snapshot's bytes");
+  if (base::crc32c(bytes.substr(0, 12)) != base::load<std::uint32_t>(bytes.data() + 12))
+    return base::fail(Code::corrupt, "snapshot offset 0: its first bytes are damaged");
+  if (const auto format = base::load<std::uint32_t>(bytes.data() + 8); format != kSnapshotFormat)
+    return base::fail(Code::unsupported, "snapshot format ", format, "; this build knows format ", kSnapshotFormat);
+  return {};
+}
+
+void append_snapshot_record(std::string& out, Version version, std::uint64_t epoch, Bytes note, std::span<const Change> changes) {
+  RecordFields fields;
+  fields.version = version;
+  fields.epoch = epoch;
+  fields.note = note;
+  fields.changes = changes;
+  const std::size_t size = record_size(changes, note, epoch), head = record_head_size(note, epoch);
+  std::string record(size, '\0');
+  write_record(record.data(), size, fields, 0, 0);
+  base::Writer w(out);
+  w.u64(version);
+  w.u64(epoch);
+  w.str(note);
+  w.u16(static_cast<std::uint16_t>(changes.size()));
+  w.str(Bytes(record).substr(head, base::load<std::uint32_t>(record.data() + 8) - head));
+}
+
+std::optional<SnapshotRecord> parse_snapshot_record(base::Reader& in) {
+  SnapshotRecord record;
+  record.version = in.u64();
+  record.epoch = in.u64();
+  record.note = in.str();
+  record.change_count = in.u16();
+  record.changes = in.str();
+  if (!in.ok()) return {};
+  return record;
 }
 
 }  // namespace novoht::core

@@ -154,6 +154,8 @@ std::optional<Record> parse_record(Bytes segment, std::uint64_t offset, std::uin
 // The same when only a part of the segment is at hand: `bytes` are those from `offset` on.
 std::optional<Record> parse_record_at(Bytes bytes, std::uint64_t offset, std::uint64_t salt, Position position,
                                       std::string* why = nullptr);
+// The header alone, kRecordHeaderSize bytes: table, version, type and size are good; the rest is not looked at.
+std::optional<Record> parse_record_header(Bytes bytes, std::uint64_t offset, std::uint64_t salt);
 
 // A change as it lies in a record that this process wrote itself: nothing is checked.
 struct PlacedChange {
@@ -203,7 +205,7 @@ struct CheckpointEnd {
   Version version = 0;    // of the table when the checkpoint was ended: no entry is newer
   Position position = 0;  // the log was synced up to here before the checkpoint took its name
 };
-enum class BlockKind : std::uint32_t { header = 1, attachment = 2, entries = 3, end = 4 };
+enum class BlockKind : std::uint32_t { header = 1, attachment = 2, entries = 3, end = 4, records = 5 };
 struct Block {
   BlockKind kind{};
   Bytes payload;
@@ -234,5 +236,20 @@ struct CheckpointEntry {
   }
 };
 std::optional<CheckpointEntry> parse_checkpoint_entry(base::Reader& in);
+
+// --- snapshots: blocks as a checkpoint's, with the records that came meanwhile before the end ---
+inline constexpr std::uint32_t kSnapshotFormat = 1;
+std::string snapshot_magic();  // kCheckpointMagicSize bytes
+// Errors: invalid (not a snapshot), corrupt, unsupported.
+Result<void> check_snapshot_magic(Bytes bytes);
+struct SnapshotRecord {
+  Version version = 0;
+  std::uint64_t epoch = 0;
+  Bytes note;
+  std::uint16_t change_count = 0;
+  Bytes changes;  // as in a record of the log
+};
+void append_snapshot_record(std::string& out, Version version, std::uint64_t epoch, Bytes note, std::span<const Change> changes);
+std::optional<SnapshotRecord> parse_snapshot_record(base::Reader& in);
 
 }  // namespace novoht::core

@@ -68,6 +68,9 @@ class Log {
   std::uint64_t offset_of(const char* record) const { return pending_offset_ + static_cast<std::uint64_t>(record - pending_.get()); }
   Position position() const { return position_; }
   Position durable() const { return durable_; }
+  Position written() const { return position_ - pending_size_; }  // records before have been flushed
+  const std::deque<Segment>& segments() const { return segments_; }
+  Position trimmed_to() const { return trimmed_to_; }  // records before may go at any time
   Position begin() const { return segments_.empty() ? position_ : segments_.front().begin; }
 
   Result<void> flush();
