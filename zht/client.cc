@@ -87,14 +87,19 @@ void Client::submit_all(std::vector<Operation> operations, AllCompletion complet
   gathering->left = operations.size();
   gathering->completion = std::move(completion);
   if (operations.empty()) return gathering->completion({});
+  submit_each(
+      std::move(operations),
+      [gathering](std::size_t index, Outcome outcome) {
+        gathering->outcomes[index] = std::move(outcome);
+        if (gathering->left.fetch_sub(1) == 1) gathering->completion(std::move(gathering->outcomes));
+      },
+      timeout);
+}
+
+void Client::submit_each(std::vector<Operation> operations, EachCompletion completion, Millis timeout) {
+  const auto shared = std::make_shared<EachCompletion>(std::move(completion));
   for (std::size_t i = 0; i < operations.size(); i++)
-    submit(
-        std::move(operations[i]),
-        [gathering, i](Outcome outcome) {
-          gathering->outcomes[i] = std::move(outcome);
-          if (gathering->left.fetch_sub(1) == 1) gathering->completion(std::move(gathering->outcomes));
-        },
-        timeout);
+    submit(std::move(operations[i]), [shared, i](Outcome outcome) { (*shared)(i, std::move(outcome)); }, timeout);
 }
 
 std::optional<Outcome> Client::call_or_submit(Operation operation, Completion completion, Millis timeout) {

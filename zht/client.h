@@ -52,6 +52,7 @@ Result<Swap> swap_of(Outcome outcome);
 // Called once, on one of the client's own threads. Must not block; may submit further operations. What it throws ends the
 // process.
 using Completion = std::function<void(Outcome)>;
+using EachCompletion = std::function<void(std::size_t index, Outcome)>;  // as Completion, once for each index
 using AllCompletion = std::function<void(std::vector<Outcome>)>;
 
 // A request that was begun, for cancel(). 0: none.
@@ -92,9 +93,11 @@ class Client {
   // have happened, `timeout` when it may have (it was sent, and may change something), and for a callback. Does not wait
   // for that. An unknown number, or that of an ended request, is fine.
   virtual void cancel(RequestNumber request);
-  // Many at once, one completion with the answers in order. Each is a request of its own: some may succeed and others
-  // fail. What goes to one instance leaves in one write.
-  virtual void submit_all(std::vector<Operation> operations, AllCompletion completion, Millis timeout = {});
+  // Many at once: `completion` is called for each, with its index. Each is a request of its own: some may succeed and
+  // others fail. What goes to one instance leaves in one write.
+  virtual void submit_each(std::vector<Operation> operations, EachCompletion completion, Millis timeout = {});
+  // The same with one completion, when the last is answered; the answers are in order.
+  void submit_all(std::vector<Operation> operations, AllCompletion completion, Millis timeout = {});
 
   // Blocking forms. Not to be called from a completion. A call that need not be retried is sent and received on the
   // calling thread; call_all waits for the last answer.

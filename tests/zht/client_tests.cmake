@@ -27,3 +27,9 @@ set_target_properties(zht_c_api_test PROPERTIES C_STANDARD 11 C_EXTENSIONS OFF C
                       RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
 add_test(NAME zht_c_api COMMAND zht_c_api_test)
 set_tests_properties(zht_c_api PROPERTIES TIMEOUT 120)
+# The Python package, installed by pip into a venv. Not with a sanitizer, whose library no plain python can load.
+find_package(Python3 REQUIRED COMPONENTS Interpreter)
+if(NOT ZHT_SANITIZE)
+  add_test(NAME zht_python COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/python/client_test.py)
+  set_tests_properties(zht_python PROPERTIES TIMEOUT 300 ENVIRONMENT "ZHT_BUILD=${CMAKE_BINARY_DIR}")
+endif()

@@ -214,15 +214,6 @@ struct zht_queue {
     }
   };
 
-  void submit(FlatOperation flat) {
-    if (flat.operation.kind != zht::OpKind::callback) {
-      client->submit(std::move(flat.operation), [to = shared, tag = flat.tag](Outcome outcome) { to->put(tag, std::move(outcome)); },
-                     flat.timeout);
-      return;
-    }
-    start(std::move(flat));
-  }
-
   // With a number, so that it can be cancelled: what may wait long.
   void start(FlatOperation flat) {
     const std::uint64_t tag = flat.tag;
@@ -552,7 +543,24 @@ zht_code zht_queue_submit_flat(zht_queue* queue, const void* operations, size_t 
       if (!one) return failed(one.error());
       all.push_back(*std::move(one));
     }
-    for (FlatOperation& one : all) queue->submit(std::move(one));
+    // Those of one time-out go together; callbacks one by one, each with a number to cancel it by.
+    for (std::size_t at = 0; at < all.size();) {
+      if (all[at].operation.kind == zht::OpKind::callback) {
+        queue->start(std::move(all[at++]));
+        continue;
+      }
+      std::vector<Operation> together;
+      std::vector<std::uint64_t> tags;
+      const Millis timeout = all[at].timeout;
+      for (; at < all.size() && all[at].timeout == timeout && all[at].operation.kind != zht::OpKind::callback; at++) {
+        together.push_back(std::move(all[at].operation));
+        tags.push_back(all[at].tag);
+      }
+      queue->client->submit_each(
+          std::move(together),
+          [to = queue->shared, tags = std::move(tags)](std::size_t index, Outcome outcome) { to->put(tags[index], std::move(outcome)); },
+          timeout);
+    }
     return ZHT_OK;
   });
 }
@@ -596,7 +604,7 @@ size_t zht_queue_call_flat(zht_queue* queue, const void* operation, size_t opera
     if (!in.empty()) return failed(Code::invalid, "one operation at a time");
     const std::uint64_t tag = flat->tag;
     if (flat->operation.kind == zht::OpKind::callback) {
-      queue->submit(*std::move(flat));
+      queue->start(*std::move(flat));
       return ZHT_OK;
     }
     auto answer = queue->client->call_or_submit(

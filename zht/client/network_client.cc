@@ -92,27 +92,12 @@ void NetworkClient::cancel(RequestNumber request) {
   if (request != 0 && engine_seen_ != nullptr) engine_->cancel(request);
 }
 
-void NetworkClient::submit_all(std::vector<Operation> operations, AllCompletion completion, Millis timeout) {
-  struct Gathering {
-    std::vector<Outcome> outcomes;
-    std::size_t left = 0;  // the engine's thread alone counts
-    AllCompletion completion;
-  };
-  auto gathering = std::make_shared<Gathering>();
-  gathering->outcomes.resize(operations.size());
-  gathering->left = operations.size();
-  gathering->completion = std::move(completion);
-  if (operations.empty()) return gathering->completion({});
+void NetworkClient::submit_each(std::vector<Operation> operations, EachCompletion completion, Millis timeout) {
+  const auto shared = std::make_shared<EachCompletion>(std::move(completion));
   std::vector<std::unique_ptr<Pending>> pendings;
   pendings.reserve(operations.size());
   for (std::size_t i = 0; i < operations.size(); i++)
-    pendings.push_back(prepare(
-        std::move(operations[i]),
-        [gathering, i](Outcome outcome) {
-          gathering->outcomes[i] = std::move(outcome);
-          if (--gathering->left == 0) gathering->completion(std::move(gathering->outcomes));
-        },
-        timeout));
+    pendings.push_back(prepare(std::move(operations[i]), [shared, i](Outcome outcome) { (*shared)(i, std::move(outcome)); }, timeout));
   engine().submit_all(std::move(pendings));
 }
 

@@ -27,7 +27,7 @@ class NetworkClient final : public Client {
   void submit(Operation operation, Completion completion, Millis timeout) override;
   RequestNumber start(Operation operation, Completion completion, Millis timeout) override;
   void cancel(RequestNumber request) override;
-  void submit_all(std::vector<Operation> operations, AllCompletion completion, Millis timeout) override;
+  void submit_each(std::vector<Operation> operations, EachCompletion completion, Millis timeout) override;
   std::uint32_t partition_count() const override { return partition_count_; }
   Outcome call(Operation operation, Millis timeout) override;
   std::optional<Outcome> call_or_submit(Operation operation, Completion completion, Millis timeout) override;
