@@ -198,6 +198,7 @@ Result<void> TableImport::take_entries(Bytes payload) {
     const auto entry = parse_checkpoint_entry(in);
     if (!entry) return damaged("a malformed entry");
     shadow_->table().load(Table::hash(entry->key), *entry);
+    newest_ = std::max(newest_, entry->version);
     entries_++;
   }
   return {};
@@ -221,6 +222,8 @@ Result<void> TableImport::take_records(Bytes payload) {
 Result<void> TableImport::take_end(Bytes payload) {
   const auto end = parse_checkpoint_end(payload);
   if (!end || end->entries != entries_ || end->version != imported_.version) return damaged("an end that does not fit");
+  if (newest_ > end->version)
+    return damaged("an entry of version " + std::to_string(newest_) + " in a table of version " + std::to_string(end->version));
   stage_ = Stage::ended;
   return {};
 }

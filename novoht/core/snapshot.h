@@ -91,6 +91,7 @@ class TableImport final : public Import {
   std::string buffer_;        // what has come of the block at offset_
   std::uint64_t offset_ = 0;  // in the stream
   std::uint64_t entries_ = 0;
+  Version newest_ = 0;  // of the entries
 };
 
 }  // namespace novoht::core

@@ -223,6 +223,20 @@ TEST(SnapshotTest, ANewerFormatIsRefusedAsUnsupported) {
   EXPECT_NE(done.error().message.find("format 77"), std::string::npos) << done.error().message;
 }
 
+// Found by fuzzing: checksums good, and yet no table.
+TEST(SnapshotTest, AnEntryNewerThanItsTableIsRefused) {
+  using namespace core;
+  std::string stream = snapshot_magic(), block;
+  append_block(stream, BlockKind::header, encode_checkpoint_header({.table = kTable, .version = 2}), stream.size());
+  append_block(stream, BlockKind::attachment, "", stream.size());
+  base::Writer w(block);
+  w.u8(0), w.u16(1), w.u64(9), w.u64(1), w.raw("k"), w.raw("v");
+  append_block(stream, BlockKind::entries, block, stream.size());
+  append_block(stream, BlockKind::end, encode_checkpoint_end({.entries = 1, .version = 2}), stream.size());
+  Side target(1);
+  EXPECT_EQ(import_whole(*target.store, stream).code(), Code::corrupt);
+}
+
 TEST(SnapshotTest, AnImportCutShortByACrashAtAnyOperationLeavesTheOldTableOrTheNewOne) {
   Side source(5);
   source.change(80);
