@@ -83,7 +83,8 @@ void seal(const std::string& path, std::string& bytes, std::size_t at) {
       const std::size_t end = block + core::kBlockHeaderSize + size;
       if (at < end) {
         const base::Bytes whole(bytes.data() + block, end - block);
-        base::store(bytes.data() + block, base::crc32c(whole.substr(core::kBlockHeaderSize), base::crc32c(whole.substr(4, core::kBlockHeaderSize - 4))));
+        const std::uint32_t header = base::crc32c(whole.substr(4, core::kBlockHeaderSize - 4));
+        base::store(bytes.data() + block, base::crc32c(whole.substr(core::kBlockHeaderSize), header));
         return;
       }
       block = end;
