@@ -4,6 +4,7 @@
 //   store_bench --system redis --address 127.0.0.1:6379 --quick
 //
 // 15-byte keys and 132-byte values ([ZHT] 3.1), keys drawn evenly from a fixed set; every looked-up value is compared.
+// `zht` also answers one connection over a unix socket and over datagrams, rows of their own.
 // `zht` speaks the store's frames from this loop, as the peers' requests are spoken; `zht_client` goes through the C++
 // client (one client, C x D operations in flight) to show what that costs or wins.
 #include <netdb.h>
@@ -11,6 +12,7 @@
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -74,6 +76,7 @@ class Protocol {
   virtual ~Protocol() = default;
   virtual bool in_order() const { return true; }
   virtual bool stores() const { return true; }  // a looked-up value can be compared
+  virtual void greet(int) {}  // once, on the connection's socket
   virtual void insert(std::string& out, base::Bytes key, base::Bytes value, std::uint64_t slot) = 0;
   virtual void lookup(std::string& out, base::Bytes key, std::uint64_t slot) = 0;
   virtual Reply reply(base::Bytes in, bool insert) = 0;
@@ -153,7 +156,7 @@ class Echo final : public Protocol {
 };
 
 // The store's own frames, each connection a client of its own. Table: who owns what, fetched once.
-class Frames final : public Protocol {
+class Frames : public Protocol {
  public:
   explicit Frames(const zht::wire::MembershipTable& table, std::size_t window) : partition_count_(table.partition_count()) {
     epochs_.resize(partition_count_);
@@ -219,14 +222,56 @@ class Frames final : public Protocol {
   zht::Operation operation_;
 };
 
-int dial(const std::string& address) {
+// The same in datagrams: a cookie before each frame.
+class DatagramFrames final : public Frames {
+ public:
+  using Frames::Frames;
+  void greet(int fd) override {
+    std::string out;
+    lookup(out, "key-00000000000", 0);
+    char answer[zht::wire::kMaxDatagram];
+    require(::send(fd, out.data(), out.size(), 0) > 0 && ::recv(fd, answer, sizeof answer, 0) > 8, "zht: no answer to a datagram");
+    cookie_.assign(answer, zht::wire::kDatagramCookieSize);
+  }
+  void insert(std::string& out, base::Bytes key, base::Bytes value, std::uint64_t slot) override {
+    out.append(cookie_);
+    Frames::insert(out, key, value, slot);
+  }
+  void lookup(std::string& out, base::Bytes key, std::uint64_t slot) override {
+    out.append(cookie_);
+    Frames::lookup(out, key, slot);
+  }
+  Reply reply(base::Bytes in, bool insert) override {
+    if (in.size() < cookie_.size()) return {};
+    Reply reply = Frames::reply(in.substr(cookie_.size()), insert);
+    reply.size += cookie_.size();
+    return reply;
+  }
+
+ private:
+  std::string cookie_ = std::string(zht::wire::kDatagramCookieSize, '\0');
+};
+
+// "host:port", "udp:host:port" or the path of a unix socket.
+int dial(const std::string& address_text) {
+  std::string address = address_text;
+  if (address.starts_with("/")) {
+    sockaddr_un name{};
+    name.sun_family = AF_UNIX;
+    std::snprintf(name.sun_path, sizeof name.sun_path, "%s", address.c_str());
+    const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    require(fd >= 0 && ::connect(fd, reinterpret_cast<const sockaddr*>(&name), sizeof name) == 0, address + ": " + std::strerror(errno));
+    return fd;
+  }
+  const int type = address.starts_with("udp:") ? SOCK_DGRAM : SOCK_STREAM;
+  if (type == SOCK_DGRAM) address.erase(0, 4);
   const std::size_t colon = address.rfind(':');
   require(colon != std::string::npos, "\"" + address + "\" is not host:port");
   addrinfo hints{}, *found = nullptr;
-  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_socktype = type;
   require(::getaddrinfo(address.substr(0, colon).c_str(), address.substr(colon + 1).c_str(), &hints, &found) == 0 && found,
           address + ": no such address");
-  const int fd = ::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int fd = ::socket(found->ai_family, type | SOCK_CLOEXEC, 0);
   require(fd >= 0 && ::connect(fd, found->ai_addr, found->ai_addrlen) == 0, address + ": " + std::strerror(errno));
   ::freeaddrinfo(found);
   const int one = 1;
@@ -261,6 +306,7 @@ class Load {
       c.fd = dial(address);
       c.protocol = make(depth);
       c.slots.resize(depth);
+      c.protocol->greet(c.fd);
       epoll_event event{};
       event.events = EPOLLIN;
       event.data.u64 = i;
@@ -447,8 +493,8 @@ int main(int argc, char** argv) {
   // For work on one row: --rows="insert 32x16,lookup 1x1".
   const std::string rows = arguments.option("rows", ""), only = rows.empty() ? "" : "," + rows + ",";
 
-  std::string address = arguments.address;
-  MakeProtocol make;
+  std::string address = arguments.address, unix_socket, udp;
+  MakeProtocol make, make_datagrams;
   std::unique_ptr<zht::Client> client;
   if (arguments.system == "redis") {
     make = [](std::size_t) { return std::make_unique<Resp>(); };
@@ -461,50 +507,56 @@ int main(int argc, char** argv) {
     require(table.instances_size() == 1, "zht: the node under test must have one instance");
     address = table.instances(0).tcp();
     make = [table](std::size_t depth) { return std::make_unique<Frames>(table, depth); };
+    make_datagrams = [table](std::size_t depth) { return std::make_unique<DatagramFrames>(table, depth); };
+    unix_socket = table.instances(0).unix_socket();
+    if (table.instances(0).udp()) udp = "udp:" + address;
   } else {
     auto connected = zht::connect({.cluster = {}, .data_folder = address, .start_node = false});
     if (!connected) wrong("zht: " + connected.error().message);
     client = *std::move(connected);
   }
 
-  const auto measure = [&](bool insert, std::size_t connections, std::size_t depth,
+  const auto measure = [&](const std::string& to, bool insert, std::size_t connections, std::size_t depth,
                            const std::function<std::optional<std::size_t>()>& next, bench::Latencies& latencies) {
     if (client != nullptr) {
       ClientLoad(*client, connections * depth, data).run(insert, next, latencies);
     } else {
-      Load(address, make, connections, depth, data).run(insert, next, latencies);
+      Load(to, to.starts_with("udp:") ? make_datagrams : make, connections, depth, data).run(insert, next, latencies);
     }
   };
 
   // Every key once, so that each lookup finds something.
   std::size_t loaded = 0;
   bench::Latencies ignored;
-  measure(true, 8, 16, [&]() -> std::optional<std::size_t> {
+  measure(address, true, 8, 16, [&]() -> std::optional<std::size_t> {
     return loaded < keys ? std::optional(loaded++) : std::nullopt;
   }, ignored);
 
+  const auto one_row = [&](const std::string& row, const std::string& to, bool insert, std::size_t connections, std::size_t depth) {
+    if (!only.empty() && only.find("," + row + ",") == std::string::npos) return;
+    base::Random random(connections * 1000 + depth);
+    std::size_t asked = 0;
+    bench::Latencies latencies;
+    latencies.reserve(1 << 22);
+    bench::Stopwatch watch;
+    measure(to, insert, connections, depth, [&]() -> std::optional<std::size_t> {
+      if (asked >= at_least && asked % 16 == 0 && watch.seconds() >= seconds) return std::nullopt;
+      ++asked;
+      return random.below(keys);
+    }, latencies);
+    const double took = watch.seconds();
+    require(latencies.count() == asked, "answers are missing");
+    report.row(row, "ops_per_s", static_cast<double>(asked) / took);
+    report.latency(row, latencies);
+  };
   constexpr std::size_t shapes[][2] = {{1, 1}, {8, 1}, {32, 1}, {32, 16}, {32, 64}};
   for (const bool insert : {true, false}) {
     if (always && !insert) continue;  // a lookup does not sync
-    for (const auto& [connections, depth] : shapes) {
-      const std::string row = std::string(insert ? "insert " : "lookup ") + (always ? "always " : "") +
-                              std::to_string(connections) + "x" + std::to_string(depth);
-      if (!only.empty() && only.find("," + row + ",") == std::string::npos) continue;
-      base::Random random(connections * 1000 + depth);
-      std::size_t asked = 0;
-      bench::Latencies latencies;
-      latencies.reserve(1 << 22);
-      bench::Stopwatch watch;
-      measure(insert, connections, depth, [&]() -> std::optional<std::size_t> {
-        if (asked >= at_least && asked % 16 == 0 && watch.seconds() >= seconds) return std::nullopt;
-        ++asked;
-        return random.below(keys);
-      }, latencies);
-      const double took = watch.seconds();
-      require(latencies.count() == asked, "answers are missing");
-      report.row(row, "ops_per_s", static_cast<double>(asked) / took);
-      report.latency(row, latencies);
-    }
+    const std::string what = std::string(insert ? "insert " : "lookup ") + (always ? "always " : "");
+    for (const auto& [connections, depth] : shapes)
+      one_row(what + std::to_string(connections) + "x" + std::to_string(depth), address, insert, connections, depth);
+    if (!unix_socket.empty()) one_row(what + "1x1 unix", unix_socket, insert, 1, 1);
+    if (!udp.empty()) one_row(what + "1x1 udp", udp, insert, 1, 1);
   }
   return 0;
 }

@@ -158,6 +158,9 @@ struct ClientOptions {
   // Idle connections that are kept, of blocking calls and of submit() each, over all instances; past it the one unused for
   // longest is closed. At least 1. (A blocking call opens one of its own where all are in use, up to 64 an instance.)
   std::size_t max_connections = 256;
+  // Blocking calls whose request fits a datagram go as one, where the instance is reached by TCP and takes them: less
+  // latency than a connection has. What is lost or does not fit goes over a connection.
+  bool datagrams = false;
 };
 
 // Connects and fetches the membership table, within connect_timeout (a local node that has to start or recover first: within

@@ -4,3 +4,6 @@ add_unit_test(zht_core_test
 add_unit_test(zht_resp_test
   SOURCES resp_test.cc
   USES test_support zht_resp)
+add_unit_test(zht_endpoint_test
+  SOURCES endpoint_test.cc datagram_client_test.cc
+  USES zht_net zht_client zht_node zht_proto)

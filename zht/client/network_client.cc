@@ -138,6 +138,10 @@ std::optional<Outcome> NetworkClient::call_here(std::unique_ptr<Pending>& pendin
   // A callback waits long, and its connection would be of no other use meanwhile.
   if (pending->operation.kind == OpKind::callback) return std::nullopt;
 
+  if (options_.datagrams) {
+    if (auto outcome = call_by_datagram(*pending)) return *std::move(outcome);
+    if (pending->number.sequence != 0 || pending->maybe) return call_through_engine(std::move(pending));
+  }
   const bool recorded = is_recorded(pending->operation.kind);
   const PartitionId partition = client::partition_of(pending->operation, partition_count_);
   Session::Ticket ticket = session_.take(static_cast<std::uint32_t>(partition), recorded, now());
@@ -172,6 +176,66 @@ std::optional<Outcome> NetworkClient::call_here(std::unique_ptr<Pending>& pendin
   auto outcome = wire::decode_outcome(*frame);
   session_.give_back(std::move(ticket), instance_id, true, true);
   return outcome ? *std::move(outcome) : failed(outcome.error());
+}
+
+std::optional<Outcome> NetworkClient::call_by_datagram(Pending& pending) {
+  constexpr std::int64_t pause_ms = 5'000;  // where datagrams do not get through, each would cost a tenth of a second
+  const auto now_ms = [] { return std::chrono::duration_cast<Millis>(now().time_since_epoch()).count(); };
+  const Operation& operation = pending.operation;
+  if (operation.kind == OpKind::batch || operation.kind == OpKind::scan ||
+      operation.key.size() + operation.value.size() + operation.condition.value.size() > wire::kMaxDatagram ||
+      now_ms() < no_datagrams_until_ms_)
+    return {};
+  const auto table = session_.table();
+  const PartitionId partition = client::partition_of(operation, partition_count_);
+  const Owner owner = table->owner_of(partition);
+  const Table::Instance& instance = table->instances[owner.instance];
+  const Address& address = instance.addresses.back();
+  if (!instance.datagrams || address.is_unix()) return {};
+
+  std::optional<DatagramChannel> channel;
+  {
+    const std::lock_guard lock(datagram_mutex_);
+    if (auto& idle = datagram_channels_[instance.id]; !idle.empty()) {
+      channel.emplace(std::move(idle.back()));
+      idle.pop_back();
+    }
+  }
+  if (!channel) {
+    auto opened = DatagramChannel::open(address);
+    if (!opened) return {};
+    channel.emplace(*std::move(opened));
+  }
+  if (is_recorded(operation.kind)) pending.number = session_.begin(now());
+  const Session::Number number = pending.number;
+  const std::uint64_t request = channel->next_request();
+  wire::encode_request(channel->out(), operation,
+                       {.request = request,
+                        .client = number.sequence != 0 ? number.identity->id : 0,
+                        .sequence = number.sequence,
+                        .floor = number.sequence != 0 ? session_.floor(*number.identity) : 0,
+                        .epoch = owner.epoch,
+                        .partition = partition});
+  std::optional<Outcome> answer;
+  bool well = true;
+  if (channel->fits()) {
+    pending.maybe = true;  // until an answer says otherwise
+    if (const auto frame = channel->exchange(request, pending.deadline); !frame) {
+      well = false;
+      no_datagrams_until_ms_ = now_ms() + pause_ms;
+    } else if (frame->status == wire::kStatusRetry || frame->status == static_cast<std::uint8_t>(Code::unavailable)) {
+      pending.maybe = channel->sent_again();
+    } else if (frame->status != wire::kStatusStream) {
+      auto outcome = wire::decode_outcome(*frame);
+      answer = outcome ? *std::move(outcome) : failed(outcome.error());
+      if (number.sequence != 0) session_.end(number);
+    }
+  }
+  if (well) {
+    const std::lock_guard lock(datagram_mutex_);
+    datagram_channels_[instance.id].push_back(*std::move(channel));
+  }
+  return answer;
 }
 
 std::unique_ptr<Channel> NetworkClient::open_channel(const Table::Instance& instance, Time deadline) {

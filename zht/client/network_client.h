@@ -5,11 +5,13 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <thread>
 
 #include "zht/client.h"
+#include "zht/client/datagram_channel.h"
 #include "zht/client/engine.h"
 #include "zht/client/session.h"
 
@@ -41,6 +43,8 @@ class NetworkClient final : public Client {
   Outcome call_through_engine(std::unique_ptr<Pending> pending);
   std::optional<Outcome> call_here(std::unique_ptr<Pending>& pending);
   std::unique_ptr<Channel> open_channel(const Table::Instance& instance, base::Time deadline);
+  // Over a datagram; nothing: `pending` is to go through the engine, as it is now.
+  std::optional<Outcome> call_by_datagram(Pending& pending);
   struct Group;
   bool small_enough(const std::vector<std::unique_ptr<Pending>>& pendings) const;
   void send(Group& group, const std::vector<std::unique_ptr<Pending>>& pendings);
@@ -58,6 +62,10 @@ class NetworkClient final : public Client {
   std::unique_ptr<Engine> engine_;
   std::atomic<const Engine*> engine_seen_{nullptr};  // engine_, for those who do not make it
   std::atomic<RequestNumber> requests_{0};
+
+  std::mutex datagram_mutex_;
+  std::map<std::uint32_t, std::vector<DatagramChannel>> datagram_channels_;  // idle; by instance id
+  std::atomic<std::int64_t> no_datagrams_until_ms_{0};                       // after one that nobody answered
 
   // Looks for a newer table, and for a local node to start, beside the engine: both may block.
   std::mutex finder_mutex_;

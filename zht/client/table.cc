@@ -19,7 +19,7 @@ Result<std::shared_ptr<const Table>> parse_table(base::Bytes message, bool same_
     return fail(Code::corrupt, "membership table with ", table->partition_count, " partitions");
   std::map<std::uint32_t, std::uint32_t> index_of;
   for (const wire::Instance& instance : proto.instances()) {
-    Table::Instance one{instance.id(), {}};
+    Table::Instance one{instance.id(), {}, instance.udp()};
     Address tcp;
     if (!instance.tcp().empty()) {
       TRY_LET(address, parse_address(instance.tcp()));

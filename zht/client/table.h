@@ -19,6 +19,7 @@ struct Table {
   struct Instance {
     std::uint32_t id = 0;
     std::vector<Address> addresses;  // best first
+    bool datagrams = false;          // its TCP address takes small requests as datagrams too
     bool operator==(const Instance&) const = default;
   };
   std::uint64_t version = 0;

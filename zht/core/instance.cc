@@ -15,6 +15,14 @@ namespace {
 TableId table_of(PartitionId partition) { return static_cast<TableId>(partition); }
 std::uint32_t number_of(PartitionId partition) { return static_cast<std::uint32_t>(partition); }
 
+// A value may grow past what a frame holds, by appends; then it is read in parts. The sizes of its fragments travel too.
+constexpr std::size_t kMaxReplyBytes = wire::kMaxFrameSize - (std::size_t{1} << 20);
+bool fits_reply(const Slice& slice) { return slice.size + 4 * slice.fragments.size() <= kMaxReplyBytes; }
+std::string too_long(const Slice& slice) {
+  return std::to_string(slice.size) + " bytes in " + std::to_string(slice.fragments.size()) +
+         " fragments do not fit a reply; ask for a range";
+}
+
 // Marks a version that is known only once the record is in the log.
 constexpr Version kThisRecord = ~Version{0};
 
@@ -128,7 +136,8 @@ void Instance::note_failure(const Result<void>& outcome) {
   if (!outcome && failure_.empty()) failure_ = outcome.error().message;
 }
 
-void Instance::on_frames(ConnectionId from, std::span<const Frame> frames, std::string& out) {
+std::size_t Instance::on_frames(ConnectionId from, std::span<const Frame> frames, std::string& out, std::size_t most) {
+  const std::size_t had = out.size();
   constexpr std::size_t kTogether = 32;
   std::array<novoht::TableKey, kTogether> keys;
   for (std::size_t begin = 0; begin < frames.size(); begin += kTogether) {
@@ -140,8 +149,12 @@ void Instance::on_frames(ConnectionId from, std::span<const Frame> frames, std::
           keys[count++] = {TableId{frame.partition}, frame.key};
       store_->prefetch_all(std::span(keys).first(count));
     }
-    for (const Frame& frame : some) on_frame(from, frame, out);
+    for (std::size_t i = 0; i < some.size(); i++) {
+      on_frame(from, some[i], out);
+      if (out.size() - had >= most) return begin + i + 1;
+    }
   }
+  return frames.size();
 }
 
 void Instance::on_frame(ConnectionId from, const Frame& frame, std::string& out) {
@@ -240,6 +253,11 @@ void Instance::fill(Outcome& outcome, const Seen& seen, const Range& range) {
   outcome.size = seen.size;
   outcome.fragment_count = seen.fragment_count;
   Slice slice = slice_of(seen, range);
+  if (!fits_reply(slice)) {
+    outcome.code = Code::invalid;
+    outcome.message = too_long(slice);
+    return;
+  }
   outcome.offset = slice.offset;
   outcome.fragments = std::move(slice.fragments);
   if (auto read = seen.read(slice.offset, slice.size, outcome.value); !read) {
@@ -258,6 +276,7 @@ void Instance::do_lookup(const Frame& frame, const OperationView& operation, std
   seen.fragment_count = stored->fragment_count();
   seen.stored = *stored;
   const Slice slice = slice_of(seen, operation.range);
+  if (!fits_reply(slice)) return answer_error(frame, {Code::invalid, too_long(slice)}, out);
   const std::size_t start = wire::begin_reply(out, {.op = frame.op,
                                                     .flags = wire::kPresent,
                                                     .request = frame.request,
@@ -320,11 +339,21 @@ void Instance::do_callback(ConnectionId from, const Frame& frame, const Operatio
 }
 
 void Instance::do_scan(const Frame& frame, const OperationView& operation, std::string& out) {
+  // Keys may be long: a page ends when it has enough bytes, too.
+  constexpr std::size_t enough = std::size_t{4} << 20, step = 128;
   const std::size_t limit = operation.limit == 0 ? 1000 : std::min<std::uint64_t>(operation.limit, 10'000);
-  auto page = store_->scan(table_of(PartitionId{frame.partition}), operation.cursor, limit, operation.key);
   Outcome outcome;
-  outcome.cursor = page.cursor;
-  for (auto& entry : page.entries) outcome.entries.push_back({std::move(entry.key), entry.version, entry.size});
+  outcome.cursor = operation.cursor;
+  std::size_t bytes = 0;
+  do {
+    auto page = store_->scan(table_of(PartitionId{frame.partition}), outcome.cursor, std::min(step, limit - outcome.entries.size()),
+                             operation.key);
+    outcome.cursor = page.cursor;
+    for (auto& entry : page.entries) {
+      bytes += entry.key.size();
+      outcome.entries.push_back({std::move(entry.key), entry.version, entry.size});
+    }
+  } while (outcome.cursor != 0 && bytes < enough && outcome.entries.size() < limit);
   answer(frame, outcome, out);
 }
 

@@ -61,7 +61,9 @@ class Instance final : private novoht::Companion {
   void begin_round(base::Time now, base::WallTime wall);
   // Executes request and goodbye frames of one connection, in order. Their replies are appended to `out`, except those of
   // callbacks that have to wait. The more frames at once the better: the memory they need is fetched together.
-  void on_frames(ConnectionId from, std::span<const wire::Frame> frames, std::string& out);
+  // Returns how many were executed: all, or (one at least) as many as it took to append `most` bytes.
+  std::size_t on_frames(ConnectionId from, std::span<const wire::Frame> frames, std::string& out,
+                        std::size_t most = SIZE_MAX);
   void on_frame(ConnectionId from, const wire::Frame& frame, std::string& out);
   void on_closed(ConnectionId connection);
   // Timeouts of watchers, expiry, forgotten sessions, housekeeping of the store. Call inside a round, every kTick.

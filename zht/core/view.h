@@ -31,6 +31,7 @@ struct InstanceAddress {
   Member member;
   std::string tcp;          // "host:port"; empty: none
   std::string unix_socket;  // path; of use on the same machine only
+  bool udp = false;         // datagrams too, at `tcp`
 };
 
 struct MembershipTable {

@@ -6,6 +6,7 @@
 #include <map>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "zht/types.h"
@@ -27,7 +28,8 @@ struct Watcher {
 class Watchers {
  public:
   // Bounds; past them a callback is refused with no_space.
-  static constexpr std::size_t kMaxPerKey = 10'000, kMaxInAll = 1'000'000;
+  static constexpr std::size_t kMaxPerKey = 10'000, kMaxPerConnection = 100'000, kMaxInAll = 1'000'000;
+  static constexpr std::size_t kMaxBytes = std::size_t{256} << 20;  // of keys, expected values and what holds them
 
   Result<void> add(Watcher watcher);
   // Takes out the watchers of `key` that `wants` says yes to, in the order they came.
@@ -45,12 +47,15 @@ class Watchers {
     Watcher watcher;
     std::multimap<base::Time, std::uint64_t>::iterator deadline;
   };
+  static std::size_t size_of(const Watcher& watcher);
+  Watcher take_out(std::uint64_t id);  // of everything but the key's list
   Watcher remove(std::uint64_t id);
   std::uint64_t next_ = 1;
   std::unordered_map<std::uint64_t, Entry> by_id_;
   std::unordered_map<std::string, std::vector<std::uint64_t>> by_key_;
-  std::unordered_map<std::uint64_t, std::vector<std::uint64_t>> by_connection_;  // may name watchers that are gone
+  std::unordered_map<ConnectionId, std::unordered_set<std::uint64_t>> by_connection_;
   std::multimap<base::Time, std::uint64_t> by_deadline_;
+  std::size_t bytes_ = 0;
 };
 
 template <typename Wants>
@@ -58,10 +63,12 @@ std::vector<Watcher> Watchers::take(const std::string& key, Wants wants) {
   std::vector<Watcher> taken;
   const auto list = by_key_.find(key);
   if (list == by_key_.end()) return taken;
-  std::vector<std::uint64_t> chosen;
-  for (std::uint64_t id : list->second)
-    if (wants(by_id_.at(id).watcher)) chosen.push_back(id);
-  for (std::uint64_t id : chosen) taken.push_back(remove(id));
+  std::erase_if(list->second, [&](std::uint64_t id) {
+    if (!wants(by_id_.at(id).watcher)) return false;
+    taken.push_back(take_out(id));
+    return true;
+  });
+  if (list->second.empty()) by_key_.erase(list);
   return taken;
 }
 

@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -18,6 +19,13 @@ using base::Result;
 namespace {
 // One read's worth. Large enough that 64 requests of some kilobytes come in one go, small enough to stay in the cache.
 constexpr std::size_t kReadSize = std::size_t{256} << 10;
+constexpr std::size_t kStallBytes = std::size_t{64} << 10;
+
+// What a connection is told that is beyond repair: request 0.
+void error_frame(std::string& out, const base::Error& error) {
+  const std::size_t start = wire::begin_reply(out, {.status = static_cast<std::uint8_t>(error.code)}, error.message);
+  wire::end_reply(out, start);
+}
 }  // namespace
 
 struct FrameServer::Connection final : Ready {
@@ -32,6 +40,9 @@ struct FrameServer::Connection final : Ready {
   std::size_t sent = 0;       // of `out`
   std::size_t released = 0;   // of `out`: may be sent; the rest belongs to the round at hand
   std::uint32_t interest = EPOLLIN;
+  std::size_t fresh = 0;      // bytes received since close_stalled() last looked; a whole frame counts as enough
+  bool taken = false;         // some of `out` since then
+  bool paused = false;        // complete frames lie in `pending`: its replies are not read
   bool touched = false;
   bool gone = false;          // closed in this turn
   bool blocked = false;       // the socket takes no more for now
@@ -52,6 +63,9 @@ FrameServer::FrameServer(EventLoop& loop, FrameHandler& handler, FrameServerLimi
   loop_.end_of_turn([this] {
     close_round();
     if (!closed_.empty()) closed_.clear();
+  });
+  loop_.every(limits_.stall, [self = std::weak_ptr(self_)] {
+    if (const auto alive = self.lock()) (*alive)->close_stalled();
   });
 }
 
@@ -79,7 +93,18 @@ Result<void> FrameServer::listen_unix(const std::string& path) {
   return adopt(std::move(listening));
 }
 
+Result<void> FrameServer::listen_udp(const std::string& address) {
+  datagrams_ = std::make_unique<Datagrams>(loop_, [this](std::span<const wire::Frame> requests, std::string& out) {
+    open_round();
+    if (!requests.empty()) handler_.on_frames(kNoConnection, requests, out);
+  });
+  auto listening = datagrams_->listen(address);
+  if (!listening) datagrams_.reset();
+  return listening;
+}
+
 void FrameServer::stop() {
+  datagrams_.reset();
   for (auto& listener : listeners_) {
     loop_.remove(listener->descriptor, *listener);
     if (!listener->unix_path.empty()) ::unlink(listener->unix_path.c_str());
@@ -92,17 +117,25 @@ void FrameServer::accept(Listener& listener) {
   while (true) {
     const int descriptor = ::accept4(listener.descriptor, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (descriptor >= 0) {
-      if (connections_.size() < limits_.connections) adopt(descriptor);
-      else ::close(descriptor);
+      if (connections_.size() < limits_.connections) {
+        adopt(descriptor);
+        continue;
+      }
+      std::string out;
+      error_frame(out, fail(Code::unavailable, "this endpoint has ", limits_.connections, " connections, its limit"));
+      (void)!::send(descriptor, out.data(), out.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+      ::close(descriptor);
       continue;
     }
     if (errno == EINTR || errno == ECONNABORTED) continue;
     if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
       // Out of descriptors: those connected go on, new ones wait.
       loop_.change(listener.descriptor, 0, listener);
-      loop_.after(std::chrono::milliseconds(100), [this, held = &listener] {
-        for (auto& one : listeners_)
-          if (one.get() == held) loop_.change(one->descriptor, EPOLLIN, *one);
+      loop_.after(std::chrono::milliseconds(100), [self = std::weak_ptr(self_), held = &listener] {
+        const auto alive = self.lock();
+        if (!alive) return;
+        for (auto& one : (*alive)->listeners_)
+          if (one.get() == held) (*alive)->loop_.change(one->descriptor, EPOLLIN, *one);
       });
     }
     return;
@@ -110,8 +143,13 @@ void FrameServer::accept(Listener& listener) {
 }
 
 void FrameServer::adopt(int descriptor) {
-  const int on = 1;
-  ::setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // a unix socket refuses; fine
+  // A unix socket refuses these; fine. A peer that is gone without a word is noticed within half a minute.
+  const int on = 1, idle_seconds = 15, between_seconds = 5, probes = 3;
+  ::setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  ::setsockopt(descriptor, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  ::setsockopt(descriptor, IPPROTO_TCP, TCP_KEEPIDLE, &idle_seconds, sizeof idle_seconds);
+  ::setsockopt(descriptor, IPPROTO_TCP, TCP_KEEPINTVL, &between_seconds, sizeof between_seconds);
+  ::setsockopt(descriptor, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
   const ConnectionNumber number = next_++;
   auto connection = std::make_unique<Connection>(*this, number, descriptor);
   if (!loop_.add(descriptor, EPOLLIN, *connection)) return;
@@ -122,72 +160,138 @@ void FrameServer::on_connection(Connection& connection, std::uint32_t events) {
   if (events & EPOLLOUT) {
     connection.blocked = false;
     flush(connection);
-    if (!connections_.contains(connection.number)) return;
+    if (connection.gone) return;
   }
   if (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) receive(connection);
 }
 
 void FrameServer::receive(Connection& connection) {
-  std::size_t got = 0;
-  std::string_view bytes;
-  if (connection.pending.empty()) {
-    const ssize_t read = ::recv(connection.descriptor, buffer_.data(), buffer_.size(), 0);
+  if (const std::size_t before = connection.pending.size(); before <= kReadSize / 2) {
+    std::memcpy(buffer_.data(), connection.pending.data(), before);
+    const ssize_t read = ::recv(connection.descriptor, buffer_.data() + before, buffer_.size() - before, 0);
     if (read < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (read <= 0 || connection.closing) return close(connection);
-    got = static_cast<std::size_t>(read);
-    bytes = std::string_view(buffer_).substr(0, got);
-  } else {
-    // The rest of a frame is read to where its start lies.
-    const std::size_t before = connection.pending.size();
-    std::size_t want = kReadSize;
-    if (before >= wire::kHeaderSize) {
-      const std::size_t whole = wire::kHeaderSize + base::load<std::uint32_t>(connection.pending.data() + 12);
-      want = std::max(kReadSize / 4, whole - std::min(whole, before));
-    }
-    connection.pending.resize(before + want);
-    const ssize_t read = ::recv(connection.descriptor, connection.pending.data() + before, want, 0);
-    connection.pending.resize(before + (read > 0 ? static_cast<std::size_t>(read) : 0));
-    if (read < 0 && (errno == EAGAIN || errno == EINTR)) return;
-    if (read <= 0) return close(connection);
-    got = connection.pending.size();
-    bytes = connection.pending;
+    connection.fresh += static_cast<std::size_t>(read);
+    return digest(connection, std::string_view(buffer_).substr(0, before + static_cast<std::size_t>(read)));
   }
+  // The rest of a long frame is read to where its start lies. Room for it grows with what has come, not with what was promised.
+  const std::size_t before = connection.pending.size();
+  std::size_t want = kReadSize;
+  if (before >= wire::kHeaderSize) {
+    const std::size_t whole = wire::kHeaderSize + base::load<std::uint32_t>(connection.pending.data() + 12);
+    want = std::clamp(whole - std::min(whole, before), kReadSize / 4, std::max(kReadSize, before));
+  }
+  connection.pending.resize(before + want);
+  const ssize_t read = ::recv(connection.descriptor, connection.pending.data() + before, want, 0);
+  connection.pending.resize(before + (read > 0 ? static_cast<std::size_t>(read) : 0));
+  if (read < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  if (read <= 0) return close(connection);
+  partial_bytes_ += static_cast<std::size_t>(read);
+  connection.fresh += static_cast<std::size_t>(read);
+  digest(connection, connection.pending);
+}
+
+// Handles what is complete of `bytes`, which is `pending`, or that and what followed it in buffer_, and keeps the rest.
+void FrameServer::digest(Connection& connection, std::string_view bytes) {
   std::size_t used = 0;
   open_round();
-  if (!consume(connection, bytes, used)) {
+  const bool sound = consume(connection, bytes, used);
+  if (connection.gone) return;
+  if (!sound) {
     connection.closing = true;
-    std::string().swap(connection.pending);
+    keep_rest(connection, {});
     return set_interest(connection);
   }
-  if (connection.pending.empty()) {
-    if (used < got) connection.pending.assign(bytes.substr(used));
-  } else if (used > 0) {
-    connection.pending.erase(0, used);
-    if (connection.pending.empty()) std::string().swap(connection.pending);
-  }
+  if (used > 0) connection.fresh += std::max(used, kStallBytes);
+  keep_rest(connection, bytes.substr(used));
   set_interest(connection);
+}
+
+void FrameServer::keep_rest(Connection& connection, std::string_view rest) {
+  std::string& pending = connection.pending;
+  if (pending.empty() && rest.empty()) [[likely]]
+    return;
+  partial_bytes_ -= pending.size();
+  if (rest.empty()) {
+    std::string().swap(pending);
+  } else if (rest.end() == std::string_view(pending).end()) {
+    pending.erase(0, pending.size() - rest.size());
+  } else {
+    if (pending.empty()) connection.fresh = kStallBytes;
+    pending.assign(rest);
+  }
+  partial_bytes_ += pending.size();
+  if (partial_bytes_ > limits_.partial_frames && !connection.closing)
+    refuse(connection, fail(Code::no_space, "frames under way take ", limits_.partial_frames, " bytes, the limit"));
+}
+
+// One error, after which nothing more is read and the connection is closed.
+void FrameServer::refuse(Connection& connection, const base::Error& error) {
+  open_round();
+  error_frame(connection.out, error);
+  touch(connection);
+  connection.closing = true;
+  keep_rest(connection, {});
+  set_interest(connection);
+}
+
+bool FrameServer::reads(const Connection& connection) const {
+  return !connection.closing && connection.out.size() - connection.sent < limits_.unread_replies;
 }
 
 bool FrameServer::consume(Connection& connection, std::string_view bytes, std::size_t& used) {
   std::array<wire::Frame, kFramesAtOnce> frames;
   const std::size_t before = connection.out.size();
   std::optional<base::Error> broken;
+  connection.paused = false;
   for (std::size_t count = kFramesAtOnce; count == kFramesAtOnce && !broken;) {
+    // Replies that are not taken stop the reading of requests, also of those that have arrived.
+    if (!reads(connection)) {
+      connection.paused = true;
+      break;
+    }
+    std::size_t at = used;
     for (count = 0; count < kFramesAtOnce; count++) {
-      auto complete = wire::next_frame(bytes.substr(used), limits_.frame_size, frames[count]);
+      auto complete = wire::next_frame(bytes.substr(at), limits_.frame_size, frames[count]);
       if (!complete) broken = std::move(complete).error();
       if (!complete || !*complete) break;
-      used += frames[count].size;
+      at += frames[count].size;
     }
-    if (count > 0) handler_.on_frames(connection.number, std::span(frames).first(count), connection.out);
+    if (count == 0) break;
+    const std::size_t handled = handler_.on_frames(connection.number, std::span(frames).first(count), connection.out);
+    for (std::size_t i = 0; i < handled; i++) used += frames[i].size;
+    if (handled == count) continue;
+    count = kFramesAtOnce;  // there is more
+    broken.reset();
   }
-  if (broken) {
-    const std::size_t start =
-        wire::begin_reply(connection.out, {.status = static_cast<std::uint8_t>(broken->code)}, broken->message);
-    wire::end_reply(connection.out, start);
-  }
+  if (broken) error_frame(connection.out, *broken);
   if (connection.out.size() > before) touch(connection);
   return !broken;
+}
+
+// Frames that were left lying because of unread replies are handled in a round of their own, once those are read.
+void FrameServer::go_on(Connection& connection) {
+  connection.paused = false;
+  loop_.post([self = std::weak_ptr(self_), number = connection.number] {
+    const auto alive = self.lock();
+    if (!alive) return;
+    const auto found = (*alive)->connections_.find(number);
+    if (found != (*alive)->connections_.end() && !found->second->closing && !found->second->pending.empty())
+      (*alive)->digest(*found->second, found->second->pending);
+  });
+}
+
+// Every connection that has given or taken nothing since the last look while it owes something.
+void FrameServer::close_stalled() {
+  std::vector<Connection*> stalled;
+  for (auto& [number, connection] : connections_) {
+    const bool owes_frame = !connection->pending.empty() && reads(*connection) && !connection->paused;
+    const bool owes_reading = connection->sent < connection->released;
+    if ((owes_frame && connection->fresh < kStallBytes) || (owes_reading && !connection->taken)) stalled.push_back(connection.get());
+    connection->fresh = 0;
+    connection->taken = false;
+  }
+  for (Connection* connection : stalled) close(*connection);
 }
 
 void FrameServer::touch(Connection& connection) {
@@ -216,6 +320,7 @@ void FrameServer::close_round() {
     flush(*connection);
   }
   sending_.clear();
+  if (datagrams_) datagrams_->close_round(kept);
 }
 
 void FrameServer::run_round(const std::function<void()>& work) {
@@ -228,7 +333,9 @@ void FrameServer::send(ConnectionNumber to, std::string frame) {
   const auto found = connections_.find(to);
   if (found == connections_.end()) return;
   Connection& connection = *found->second;
+  if (connection.closing) return;
   connection.out.append(frame);
+  if (connection.out.size() - connection.sent > limits_.unread_most) return close(connection);
   touch(connection);
   if (in_round_) return;
   connection.touched = false;
@@ -244,7 +351,7 @@ void FrameServer::flush(Connection& connection) {
     if (wrote < 0 && errno == EINTR) continue;
     if (wrote < 0 && errno != EAGAIN) return close(connection);
     if (wrote < 0) connection.blocked = true;
-    else connection.sent += static_cast<std::size_t>(wrote);
+    else connection.sent += static_cast<std::size_t>(wrote), connection.taken = true;
   }
   if (connection.sent == connection.out.size()) {
     if (connection.out.capacity() > kReadSize) std::string().swap(connection.out);
@@ -256,19 +363,20 @@ void FrameServer::flush(Connection& connection) {
     connection.released -= connection.sent;
     connection.sent = 0;
   }
+  if (connection.paused && reads(connection)) go_on(connection);
   set_interest(connection);
 }
 
 // Reads while its replies are taken, writes when the socket did not take all.
 void FrameServer::set_interest(Connection& connection) {
-  const bool reads = !connection.closing && connection.out.size() - connection.sent < limits_.unread_replies;
-  const std::uint32_t wanted = (reads ? std::uint32_t{EPOLLIN} : 0u) | (connection.blocked ? std::uint32_t{EPOLLOUT} : 0u);
+  const std::uint32_t wanted = (reads(connection) && !connection.paused ? std::uint32_t{EPOLLIN} : 0u) | (connection.blocked ? std::uint32_t{EPOLLOUT} : 0u);
   if (std::exchange(connection.interest, wanted) != wanted) loop_.change(connection.descriptor, wanted, connection);
 }
 
 void FrameServer::close(Connection& connection) {
   if (std::exchange(connection.gone, true)) return;
   loop_.remove(connection.descriptor, connection);
+  partial_bytes_ -= connection.pending.size();
   const auto found = connections_.find(connection.number);
   closed_.push_back(std::move(found->second));
   connections_.erase(found);

@@ -1,4 +1,4 @@
-// An endpoint that speaks frames: accepts TCP and unix connections on one event loop, hands every complete frame to a
+// An endpoint that speaks frames: accepts TCP and unix connections, and datagrams, on one event loop, hands every complete frame to a
 // handler where it lies, and writes what the handler answers. All frames that the sockets hold at the moment make one
 // round; their replies leave together, one write a connection, after the handler has closed the round.
 //
@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "novoht/base/result.h"
+#include "zht/net/datagrams.h"
 #include "zht/net/event_loop.h"
 #include "zht/net/listen.h"
 #include "zht/wire/frame.h"
@@ -22,26 +23,34 @@
 namespace zht::net {
 
 using ConnectionNumber = std::uint64_t;
+inline constexpr ConnectionNumber kNoConnection = 0;  // on_frames(): of a datagram; nothing can be sent there later
 
-inline constexpr std::size_t kFramesAtOnce = 32;
+inline constexpr std::size_t kFramesAtOnce = 32, kReplyBytesAtOnce = std::size_t{1} << 20;
 
 class FrameHandler {
  public:
   virtual ~FrameHandler() = default;
   virtual void begin_round() {}
   // Frames of one connection, in order, as many as lay together in what it sent (at most kFramesAtOnce). The replies go
-  // to `out`.
-  virtual void on_frames(ConnectionNumber from, std::span<const wire::Frame> frames, std::string& out) = 0;
+  // to `out`. Returns how many were handled: all, or as many as it took to append kReplyBytesAtOnce; the others come again.
+  // Frames of kNoConnection are handled all.
+  virtual std::size_t on_frames(ConnectionNumber from, std::span<const wire::Frame> frames, std::string& out) = 0;
   virtual void on_closed(ConnectionNumber) {}
   // Nothing of the round is sent before it returns. false: nothing of the round is sent at all, and the connections
   // that had replies in it are closed, so that their clients ask again.
   virtual bool end_round() { return true; }
 };
 
+// What one client, or all together, can make the endpoint hold. Past a limit the offender is told or closed; the others
+// are served.
 struct FrameServerLimits {
-  std::size_t connections = 20'000;
+  std::size_t connections = 20'000;                  // one more is told so and closed
   std::size_t frame_size = wire::kMaxFrameSize;
-  std::size_t unread_replies = std::size_t{8} << 20;  // bytes; a connection with more is not read from
+  std::size_t unread_replies = std::size_t{8} << 20;  // bytes; a connection with more is not read from ...
+  std::size_t unread_most = std::size_t{96} << 20;    // ... and with more than this closed: what others' changes send it
+  std::size_t partial_frames = std::size_t{512} << 20;  // bytes of frames that are not complete, over all connections
+  // A frame comes at 64 KiB in this time at least, and replies are taken at all within it, or the connection is closed.
+  base::Duration stall = std::chrono::seconds(30);
 };
 
 class FrameServer {
@@ -51,6 +60,8 @@ class FrameServer {
 
   // Returns the address it got ("127.0.0.1:40000" for port 0). invalid: not host:port; conflict: in use; io.
   base::Result<std::string> listen_tcp(const std::string& address);
+  // Datagrams on the address that listen_tcp() returned. Errors as there.
+  base::Result<void> listen_udp(const std::string& address);
   base::Result<void> listen_unix(const std::string& path);  // a stale socket file is replaced; mode 0600
   void stop();  // closes everything; on the loop's thread, or when it does not run
 
@@ -69,7 +80,13 @@ class FrameServer {
   void adopt(int descriptor);
   void on_connection(Connection& connection, std::uint32_t events);
   void receive(Connection& connection);
+  void digest(Connection& connection, std::string_view bytes);
   bool consume(Connection& connection, std::string_view bytes, std::size_t& used);
+  bool reads(const Connection& connection) const;
+  void go_on(Connection& connection);
+  void keep_rest(Connection& connection, std::string_view rest);
+  void refuse(Connection& connection, const base::Error& error);
+  void close_stalled();
   void open_round();
   void close_round();
   void flush(Connection& connection);
@@ -81,6 +98,7 @@ class FrameServer {
   FrameHandler& handler_;
   FrameServerLimits limits_;
   std::vector<std::unique_ptr<Listener>> listeners_;
+  std::unique_ptr<Datagrams> datagrams_;
   std::unordered_map<ConnectionNumber, std::unique_ptr<Connection>> connections_;
   std::vector<std::unique_ptr<Connection>> closed_;  // in this turn: their code may still be on the stack
   ConnectionNumber next_ = 1;
@@ -88,6 +106,8 @@ class FrameServer {
   std::vector<Connection*> sending_;  // scratch of close_round()
   bool in_round_ = false;
   std::string buffer_;  // shared by all connections: what arrives complete never leaves it
+  std::size_t partial_bytes_ = 0;  // of all connections' `pending`
+  std::shared_ptr<FrameServer*> self_ = std::make_shared<FrameServer*>(this);  // what the loop was given may outlive us
 };
 
 }  // namespace zht::net

@@ -36,6 +36,9 @@ Result<std::pair<std::string, std::uint16_t>> parse_address(const std::string& t
 namespace {
 // Closes the descriptor unless it is handed on.
 struct Socket {
+  explicit Socket(int d) : descriptor(d) {}
+  Socket(Socket&& from) noexcept : descriptor(std::exchange(from.descriptor, -1)) {}
+  Socket& operator=(Socket&&) = delete;
   int descriptor;
   ~Socket() {
     if (descriptor >= 0) ::close(descriptor);
@@ -43,21 +46,38 @@ struct Socket {
 };
 }  // namespace
 
-Result<Listening> listen_tcp(const std::string& address) {
+namespace {
+// Bound to `address`; SOCK_STREAM or SOCK_DGRAM.
+Result<Socket> bind_to(const std::string& address, int type, const std::string& what) {
   TRY_LET(parts, parse_address(address));
-  const std::string what = "cannot listen on " + address;
   addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_socktype = type;
   hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
   addrinfo* found = nullptr;
   if (const int error = ::getaddrinfo(parts.first.c_str(), std::to_string(parts.second).c_str(), &hints, &found); error != 0)
     return fail(Code::invalid, what, ": ", ::gai_strerror(error));
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owned(found, ::freeaddrinfo);
-  Socket socket{::socket(found->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)};
+  Socket socket(::socket(found->ai_family, type | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (socket.descriptor < 0) return base::fail_errno(errno, what);
   const int on = 1;
-  ::setsockopt(socket.descriptor, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  if (::bind(socket.descriptor, found->ai_addr, found->ai_addrlen) != 0 || ::listen(socket.descriptor, 4096) != 0) {
+  if (type == SOCK_STREAM) ::setsockopt(socket.descriptor, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  if (::bind(socket.descriptor, found->ai_addr, found->ai_addrlen) != 0) {
+    if (errno == EADDRINUSE) return fail(Code::conflict, what, ": another process has that port");
+    return base::fail_errno(errno, what);
+  }
+  return socket;
+}
+}  // namespace
+
+Result<int> listen_udp(const std::string& address) {
+  TRY_LET(socket, bind_to(address, SOCK_DGRAM, "cannot take datagrams on " + address));
+  return std::exchange(socket.descriptor, -1);
+}
+
+Result<Listening> listen_tcp(const std::string& address) {
+  const std::string what = "cannot listen on " + address;
+  TRY_LET(socket, bind_to(address, SOCK_STREAM, what));
+  if (::listen(socket.descriptor, 4096) != 0) {
     if (errno == EADDRINUSE) return fail(Code::conflict, what, ": another process has that port");
     return base::fail_errno(errno, what);
   }
@@ -76,7 +96,7 @@ Result<Listening> listen_unix(const std::string& path) {
     return fail(Code::invalid, "unix socket path of ", path.size(), " bytes, at most ", sizeof name.sun_path - 1, ": ", path);
   name.sun_family = AF_UNIX;
   std::memcpy(name.sun_path, path.data(), path.size());
-  Socket socket{::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)};
+  Socket socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (socket.descriptor < 0) return base::fail_errno(errno, "cannot listen on " + path);
   ::unlink(path.c_str());
   if (::bind(socket.descriptor, reinterpret_cast<const sockaddr*>(&name), sizeof name) != 0 || ::listen(socket.descriptor, 4096) != 0)

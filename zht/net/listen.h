@@ -20,6 +20,8 @@ base::Result<std::pair<std::string, std::uint16_t>> parse_address(const std::str
 
 // invalid: not host:port, or no such host; conflict: another process has the port; io.
 base::Result<Listening> listen_tcp(const std::string& address);
+// The descriptor of a bound, non-blocking UDP socket; the receiver closes it. Errors as listen_tcp.
+base::Result<int> listen_udp(const std::string& address);
 // A stale socket file is replaced: whoever calls this holds the data folder's lock. Mode 0600.
 base::Result<Listening> listen_unix(const std::string& path);
 

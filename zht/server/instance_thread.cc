@@ -41,6 +41,8 @@ base::Result<void> InstanceThread::open() {
 base::Result<void> InstanceThread::listen_unix(const std::string& path) { return endpoint_->listen_unix(path); }
 base::Result<std::string> InstanceThread::listen_tcp(const std::string& address) { return endpoint_->listen_tcp(address); }
 
+base::Result<void> InstanceThread::listen_udp(const std::string& address) { return endpoint_->listen_udp(address); }
+
 void InstanceThread::run() {
   loop_.busy_poll(options_.busy_poll);
   loop_.every(core::Instance::kTick, [this] { endpoint_->run_round([this] { core_->on_tick(); }); });
@@ -87,17 +89,23 @@ void InstanceThread::begin_round() {
   core_->begin_round(clock_.now(), clock_.wall());
 }
 
-void InstanceThread::on_frames(net::ConnectionNumber from, std::span<const wire::Frame> frames, std::string& out) {
+std::size_t InstanceThread::on_frames(net::ConnectionNumber from, std::span<const wire::Frame> frames, std::string& out) {
+  const std::size_t most = from == net::kNoConnection ? SIZE_MAX : net::kReplyBytesAtOnce, all = frames.size();
   while (!frames.empty()) {
     const auto control = std::find_if(frames.begin(), frames.end(), [](const wire::Frame& frame) {
       return frame.type == wire::FrameType::control_request;
     });
     const auto before = static_cast<std::size_t>(control - frames.begin());
-    if (before > 0) core_->on_frames(core::ConnectionId{from}, frames.first(before), out);
-    if (before == frames.size()) return;
-    on_control(*control, out);
-    frames = frames.subspan(before + 1);
+    if (before > 0) {
+      const std::size_t done = core_->on_frames(core::ConnectionId{from}, frames.first(before), out, most);
+      frames = frames.subspan(done);
+      if (done < before) break;
+    }
+    if (frames.empty()) break;
+    on_control(frames[0], out);
+    frames = frames.subspan(1);
   }
+  return all - frames.size();
 }
 
 // An instance answers what every client needs; the rest is the manager's.

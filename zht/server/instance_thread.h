@@ -39,6 +39,7 @@ class InstanceThread final : private net::FrameHandler {
   base::Result<void> open();
   base::Result<void> listen_unix(const std::string& path);
   base::Result<std::string> listen_tcp(const std::string& address);
+  base::Result<void> listen_udp(const std::string& address);
 
   void run();   // starts the thread
   void stop();  // lets the round at hand finish, syncs (unless durability none), ends the thread; any thread
@@ -58,7 +59,7 @@ class InstanceThread final : private net::FrameHandler {
 
  private:
   void begin_round() override;
-  void on_frames(net::ConnectionNumber from, std::span<const wire::Frame> frames, std::string& out) override;
+  std::size_t on_frames(net::ConnectionNumber from, std::span<const wire::Frame> frames, std::string& out) override;
   void on_control(const wire::Frame& frame, std::string& out) const;
   void on_closed(net::ConnectionNumber connection) override;
   bool end_round() override;

@@ -49,6 +49,7 @@ std::string encode_table(const core::MembershipTable& table, std::uint64_t max_v
     one->mutable_member()->set_incarnation(instance.member.incarnation);
     one->set_tcp(instance.tcp);
     one->set_unix_socket(instance.unix_socket);
+    one->set_udp(instance.udp);
   }
   wire::PartitionRun* run = nullptr;
   for (std::uint32_t p = 0; p < table.partition_count(); p++) {
@@ -116,6 +117,7 @@ void add_settings(support::Config& config, Settings& settings) {
   config.add_size("max_value_size", settings.max_value_size, "largest value of one request");
   config.add_size("segment_size", settings.segment_size, "of a full log file");
   config.add("max_connections", settings.max_connections, 1, 1'000'000, "of each instance");
+  config.add("udp", settings.udp, "take small requests as datagrams too, where `listen` says");
   config.add_duration("busy_poll", settings.busy_poll, "look for the next request this long before sleeping, while that pays; 0s: never");
   config.add("insecure", settings.insecure, "listen beyond loopback although nothing authenticates the callers");
 }
@@ -143,8 +145,9 @@ struct Node::Parts final : net::FrameHandler {
   std::thread manager;  // of an embedded node
   std::atomic<std::uint64_t> clients{0};
 
-  void on_frames(net::ConnectionNumber from, std::span<const wire::Frame> frames, std::string& out) override {
+  std::size_t on_frames(net::ConnectionNumber from, std::span<const wire::Frame> frames, std::string& out) override {
     for (const wire::Frame& frame : frames) on_frame(from, frame, out);
+    return frames.size();
   }
   void on_frame(net::ConnectionNumber from, const wire::Frame& frame, std::string& out);
   void gather(std::function<void(const wire::Status&)> deliver);
@@ -337,6 +340,11 @@ Result<void> Node::Parts::listen() {
       if (!bound && bound.code() == Code::conflict) bound = instances[i]->listen_tcp(host + ":0");
       if (!bound) return bound.error();
       table.instances[i].tcp = *bound;
+      if (settings.udp) {
+        const auto datagrams = instances[i]->listen_udp(*bound);
+        table.instances[i].udp = datagrams.has_value();
+        if (!datagrams) logger().warn("no datagrams", {{"address", *bound}, {"error", datagrams.error()}});
+      }
     }
     if (!settings.unix_sockets) continue;
     TRY_LET(path, support::socket_path(settings.data, "instance-" + std::to_string(i) + ".sock"));

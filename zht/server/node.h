@@ -38,6 +38,7 @@ struct Settings {
   std::uint64_t max_value_size = std::uint64_t{16} << 20;
   std::uint64_t segment_size = std::uint64_t{64} << 20;
   std::uint64_t max_connections = 20'000;  // of each instance
+  bool udp = true;                         // datagrams too, where `listen` says
   base::Duration busy_poll = std::chrono::microseconds(50);  // 0: never
   bool insecure = false;                   // listen beyond loopback although nothing authenticates
 

@@ -34,6 +34,13 @@ enum class ControlKind : std::uint8_t { membership = 1, status = 2, stop = 3, se
 // Statuses beyond base::Code, for the protocol's own use; a client never shows them.
 inline constexpr std::uint8_t kStatusRetry = 64;  // wrong epoch or not the owner: nothing done; see the newer view
 
+// Of datagrams alone.
+inline constexpr std::uint8_t kStatusStream = 65;  // ask over a connection, under the same identity: it may have been executed
+inline constexpr std::uint8_t kStatusCookie = 66;  // nothing done: send it again with the cookie before this frame
+
+// A datagram is a cookie (u64; 0: none yet) and one frame, this many bytes at most: it fits an Ethernet frame whole.
+inline constexpr std::size_t kDatagramCookieSize = 8, kMaxDatagram = 1432;
+
 enum Flags : std::uint32_t {
   kMissingOk = 1 << 0,  // request: remove
   kPresent = 1 << 1,    // reply: the key exists

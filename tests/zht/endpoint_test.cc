@@ -1,0 +1,390 @@
+// The native endpoint against clients that are broken, slow, greedy or hostile: the offender gets an error or is closed,
+// everyone else is served, memory stays bounded. Connections and datagrams.
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <fstream>
+#include <thread>
+
+#include "novoht/base/random.h"
+#include "zht/client/datagram_channel.h"
+#include "zht/net/cookie.h"
+#include "zht/net/frame_server.h"
+
+namespace zht::net {
+namespace {
+
+using namespace std::chrono_literals;
+
+// Answers every request with as many bytes as its partition says.
+class Answers final : public FrameHandler {
+ public:
+  std::size_t on_frames(ConnectionNumber from, std::span<const wire::Frame> frames, std::string& out) override {
+    const std::size_t had = out.size();
+    std::size_t done = 0;
+    for (const wire::Frame& frame : frames) {
+      const std::size_t start = wire::begin_reply(out, {.op = frame.op, .request = frame.request});
+      out.append(std::min(frame.partition, std::uint32_t{200'000}), 'x');
+      wire::end_reply(out, start);
+      handled++;
+      done++;
+      if (from != kNoConnection && out.size() - had >= kReplyBytesAtOnce) break;
+    }
+    return done;
+  }
+  std::atomic<std::size_t> handled{0};
+};
+
+std::string request(std::uint64_t number, std::uint32_t answer_size, OpKind kind = OpKind::lookup) {
+  std::string out;
+  Operation operation = Operation::lookup("key");
+  operation.kind = kind;
+  wire::encode_request(out, operation, {.request = number, .partition = PartitionId{answer_size}});
+  return out;
+}
+
+// A client's socket, by hand.
+class Wire {
+ public:
+  Wire(int type, const std::string& address) : fd_(::socket(AF_INET, type, 0)) {
+    sockaddr_in to{};
+    to.sin_family = AF_INET;
+    to.sin_port = htons(static_cast<std::uint16_t>(std::stoi(address.substr(address.rfind(':') + 1))));
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    EXPECT_EQ(::connect(fd_, reinterpret_cast<sockaddr*>(&to), sizeof to), 0);
+    const timeval limit{20, 0};  // only a failing test waits so long
+    ::setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+  }
+  ~Wire() { ::close(fd_); }
+  Wire(Wire&& from) noexcept : fd_(std::exchange(from.fd_, -1)), in_(std::move(from.in_)) {}
+  Wire& operator=(Wire&&) = delete;
+
+  bool send(const std::string& bytes) const {
+    for (std::size_t at = 0; at < bytes.size();) {
+      const ssize_t sent = ::send(fd_, bytes.data() + at, bytes.size() - at, MSG_NOSIGNAL);
+      if (sent <= 0) return false;
+      at += static_cast<std::size_t>(sent);
+    }
+    return true;
+  }
+  // As much as the sockets between take.
+  std::size_t send_some(const std::string& bytes) const {
+    const ssize_t sent = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    return sent > 0 ? static_cast<std::size_t>(sent) : 0;
+  }
+  // The next reply; nothing when the other side has closed.
+  std::optional<wire::Frame> reply() {
+    in_.erase(0, std::exchange(used_, 0));
+    for (;;) {
+      auto frame = wire::next_frame(in_, wire::kMaxFrameSize);
+      if (!frame) return {};
+      if (*frame) {
+        used_ = (*frame)->size;
+        return **frame;
+      }
+      char buffer[65536];
+      const ssize_t got = ::recv(fd_, buffer, sizeof buffer, 0);
+      if (got <= 0) {
+        EXPECT_TRUE(got == 0 || errno == ECONNRESET) << "nothing came, and it is not closed either";
+        return {};
+      }
+      in_.append(buffer, static_cast<std::size_t>(got));
+    }
+  }
+  std::string datagram() const {
+    char buffer[65536];
+    const ssize_t got = ::recv(fd_, buffer, sizeof buffer, 0);
+    EXPECT_GT(got, 0);
+    return std::string(buffer, static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
+  }
+
+ private:
+  int fd_;
+  std::string in_;
+  std::size_t used_ = 0;
+};
+
+class EndpointTest : public testing::Test {
+ protected:
+  void start(FrameServerLimits limits = {}) {
+    server_ = std::make_unique<FrameServer>(loop_, answers_, limits);
+    address_ = *server_->listen_tcp("127.0.0.1:0");
+    ASSERT_TRUE(server_->listen_udp(address_));
+    thread_ = std::thread([this] { loop_.run(); });
+  }
+  void TearDown() override {
+    if (!thread_.joinable()) return;
+    loop_.stop();
+    thread_.join();
+    server_.reset();
+  }
+  Wire connection() const { return Wire(SOCK_STREAM, address_); }
+  Wire datagrams() const { return Wire(SOCK_DGRAM, address_); }
+  void expect_served() const {
+    Wire other = connection();
+    ASSERT_TRUE(other.send(request(7, 10)));
+    const auto reply = other.reply();
+    ASSERT_TRUE(reply);
+    EXPECT_EQ(reply->request, 7u);
+    EXPECT_EQ(reply->value.size(), 10u);
+  }
+  static std::size_t resident() {
+    std::ifstream file("/proc/self/statm");
+    std::size_t size = 0, pages = 0;
+    file >> size >> pages;
+    return pages * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  }
+
+  EventLoop loop_;
+  Answers answers_;
+  std::unique_ptr<FrameServer> server_;
+  std::string address_;
+  std::thread thread_;
+};
+
+TEST_F(EndpointTest, WhatIsNoFrameGetsOneErrorAndIsClosed) {
+  start();
+  const std::string good = request(1, 0);
+  const auto with = [&](std::size_t at, char byte) {
+    std::string bytes = good;
+    bytes[at] = byte;
+    return bytes;
+  };
+  std::string huge = good;
+  base::store(huge.data() + 12, std::uint32_t{0x7fffffff});
+  base::store(huge.data() + 64, std::uint32_t{0x7fffffff - 3});
+  for (const std::string& bytes : {std::string("GET / HTTP/1.1\r\n\r\n"), with(4, 9), with(5, 77), with(12, 99), huge}) {
+    Wire bad = connection();
+    ASSERT_TRUE(bad.send(bytes));
+    const auto reply = bad.reply();
+    ASSERT_TRUE(reply);
+    EXPECT_EQ(reply->request, 0u);
+    EXPECT_TRUE(reply->status == static_cast<std::uint8_t>(Code::invalid) ||
+                reply->status == static_cast<std::uint8_t>(Code::unsupported));
+    EXPECT_FALSE(reply->key.empty()) << "says why";
+    EXPECT_FALSE(bad.reply());
+    expect_served();
+  }
+}
+
+TEST_F(EndpointTest, WhatCameBeforeGarbageIsAnswered) {
+  start();
+  Wire bad = connection();
+  ASSERT_TRUE(bad.send(request(1, 5) + request(2, 6) + "garbage"));
+  EXPECT_EQ(bad.reply()->value.size(), 5u);
+  EXPECT_EQ(bad.reply()->value.size(), 6u);
+  EXPECT_EQ(bad.reply()->request, 0u);
+  EXPECT_FALSE(bad.reply());
+}
+
+TEST_F(EndpointTest, OneConnectionTooManyIsToldSo) {
+  start({.connections = 2});
+  Wire first = connection(), second = connection();
+  ASSERT_TRUE(first.send(request(1, 1)) && second.send(request(1, 1)));
+  ASSERT_TRUE(first.reply() && second.reply());
+  Wire third = connection();
+  const auto refused = third.reply();
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->status, static_cast<std::uint8_t>(Code::unavailable));
+  EXPECT_FALSE(third.reply());
+  ASSERT_TRUE(first.send(request(2, 3)));
+  EXPECT_EQ(first.reply()->value.size(), 3u);
+}
+
+TEST_F(EndpointTest, AFrameThatIsNeverCompletedIsGivenUpAndIdleConnectionsStay) {
+  start({.stall = 30ms});
+  Wire idle = connection();
+  ASSERT_TRUE(idle.send(request(1, 1)));
+  ASSERT_TRUE(idle.reply());
+  for (const std::size_t part : {1, 5, 71, 74}) {
+    Wire slow = connection();
+    ASSERT_TRUE(slow.send(request(1, 1).substr(0, part)));
+    EXPECT_FALSE(slow.reply()) << part;
+  }
+  ASSERT_TRUE(idle.send(request(2, 4)));
+  EXPECT_EQ(idle.reply()->value.size(), 4u);
+}
+
+TEST_F(EndpointTest, RequestsWaitWhileTheirRepliesAreNotRead) {
+  constexpr std::size_t count = 20'000, size = 20'000;  // 400 MB of replies
+  start({.unread_replies = 64 << 10});
+  Wire greedy = connection();
+  std::string requests;
+  for (std::size_t i = 1; i <= count; i++) requests += request(i, size);
+  const std::size_t before = resident();
+  std::size_t sent = 0;
+  for (int quiet = 0; quiet < 20; quiet++) {
+    const std::size_t now = greedy.send_some(requests.substr(sent, 64 << 10));
+    if (now > 0) quiet = 0;
+    sent += now;
+    if (now == 0) expect_served();
+  }
+  EXPECT_LT(answers_.handled, count / 2);
+  EXPECT_LT(resident(), before + (std::size_t{64} << 20));
+  // And all are answered to one that reads at last.
+  std::thread rest([&] { EXPECT_TRUE(greedy.send(requests.substr(sent))); });
+  for (std::size_t i = 1; i <= count; i++) {
+    const auto reply = greedy.reply();
+    ASSERT_TRUE(reply) << i;
+    ASSERT_EQ(reply->request, i);
+    ASSERT_EQ(reply->value.size(), size);
+  }
+  rest.join();
+}
+
+TEST_F(EndpointTest, OneThatNeverReadsIsClosed) {
+  start({.unread_replies = 64 << 10, .stall = 30ms});
+  Wire greedy = connection();
+  std::string requests;
+  for (std::size_t i = 1; i <= 2'000; i++) requests += request(i, 100'000);
+  bool open = true;
+  for (int i = 0; i < 10'000 && open; i++) open = greedy.send(requests);
+  EXPECT_FALSE(open);
+  expect_served();
+}
+
+TEST_F(EndpointTest, APromiseOfManyBytesTakesNoMemory) {
+  start();
+  std::string header = request(1, 1).substr(0, wire::kHeaderSize);
+  constexpr std::uint32_t promised = 60 << 20;
+  base::store(header.data() + 12, promised);
+  base::store(header.data() + 60, std::uint32_t{0});
+  base::store(header.data() + 64, promised);
+  const std::size_t before = resident();
+  std::vector<Wire> many;
+  for (int i = 0; i < 100; i++) {
+    many.push_back(connection());
+    ASSERT_TRUE(many.back().send(header));
+  }
+  expect_served();
+  for (const Wire& one : many) ASSERT_TRUE(one.send(std::string(1000, 'x')));
+  expect_served();
+  EXPECT_LT(resident(), before + (std::size_t{100} << 20));
+}
+
+TEST_F(EndpointTest, FramesUnderWayAreBoundedOverAllConnections) {
+  start({.partial_frames = 4 << 20});
+  std::string frame;
+  wire::encode_request(frame, Operation::insert("key", std::string(8 << 20, 'v')), {.request = 1});
+  Wire big = connection();
+  (void)big.send(frame.substr(0, 7 << 20));  // breaks off when it is refused
+  const auto reply = big.reply();
+  if (reply) { EXPECT_EQ(reply->status, static_cast<std::uint8_t>(Code::no_space)); }
+  expect_served();
+  Wire other = connection();
+  ASSERT_TRUE(other.send(request(1, 1).substr(0, 40)));
+  ASSERT_TRUE(other.send(request(1, 1).substr(40)));
+  EXPECT_TRUE(other.reply()) << "the bytes of the refused frame are counted no more";
+}
+
+TEST_F(EndpointTest, RandomBytesHarmNothing) {
+  start();
+  base::Random random(5);
+  for (int round = 0; round < 300; round++) {
+    std::string bytes;
+    for (std::uint64_t frames = 1 + random.below(4); frames > 0; frames--) bytes += request(frames, 100);
+    for (std::uint64_t changes = random.below(5); changes > 0; changes--)
+      bytes[random.below(bytes.size())] = static_cast<char>(random.next());
+    Wire bad = connection();
+    (void)bad.send(bytes.substr(0, random.below(bytes.size() + 1)));
+    const Wire datagram = datagrams();
+    (void)datagram.send(bytes.substr(0, random.below(bytes.size()) + 1));
+  }
+  expect_served();
+}
+
+// --- datagrams ---
+
+struct DatagramTest : EndpointTest {
+  std::string ask(const Wire& wire, std::uint64_t cookie, const std::string& frame) const {
+    std::string bytes(wire::kDatagramCookieSize, '\0');
+    base::store(bytes.data(), cookie);
+    EXPECT_TRUE(wire.send(bytes + frame));
+    return wire.datagram();
+  }
+  static std::uint64_t cookie_of(const std::string& datagram) { return base::load<std::uint64_t>(datagram.data()); }
+  static wire::Frame frame_of(const std::string& datagram) {
+    return **wire::next_frame(base::Bytes(datagram).substr(wire::kDatagramCookieSize), wire::kMaxFrameSize);
+  }
+};
+
+TEST_F(DatagramTest, NothingIsDoneForAnAddressThatIsNotProven) {
+  start();
+  const Wire wire = datagrams();
+  const std::string asked = request(5, 1000);
+  for (const std::uint64_t cookie : {0, 12345}) {
+    const std::string answer = ask(wire, cookie, asked);
+    EXPECT_EQ(frame_of(answer).status, wire::kStatusCookie);
+    EXPECT_EQ(frame_of(answer).request, 5u);
+    EXPECT_LT(answer.size(), wire::kDatagramCookieSize + asked.size()) << "no amplification";
+  }
+  EXPECT_EQ(answers_.handled, 0u);
+  const std::uint64_t cookie = cookie_of(ask(wire, 0, asked));
+  const std::string answer = ask(wire, cookie, asked);
+  EXPECT_EQ(frame_of(answer).status, 0);
+  EXPECT_EQ(frame_of(answer).value.size(), 1000u);
+  EXPECT_EQ(cookie_of(answer), cookie);
+  EXPECT_EQ(frame_of(ask(datagrams(), cookie, asked)).status, wire::kStatusCookie) << "another port's";
+}
+
+TEST_F(DatagramTest, WhatDoesNotFitIsSentToAConnection) {
+  start();
+  const Wire wire = datagrams();
+  const std::uint64_t cookie = cookie_of(ask(wire, 0, request(1, 0)));
+  constexpr std::uint32_t most = wire::kMaxDatagram - wire::kDatagramCookieSize - wire::kHeaderSize;
+  EXPECT_EQ(ask(wire, cookie, request(1, most)).size(), wire::kMaxDatagram);
+  const std::string longer = ask(wire, cookie, request(2, most + 1));
+  EXPECT_EQ(frame_of(longer).status, wire::kStatusStream);
+  EXPECT_EQ(frame_of(longer).request, 2u);
+  const std::size_t handled = answers_.handled;
+  EXPECT_EQ(frame_of(ask(wire, cookie, request(3, 0, OpKind::callback))).status, wire::kStatusStream);
+  EXPECT_EQ(answers_.handled, handled) << "a callback cannot wait there";
+}
+
+TEST_F(DatagramTest, WhatIsNoRequestIsNotAnswered) {
+  start();
+  const Wire wire = datagrams();
+  const std::uint64_t cookie = cookie_of(ask(wire, 0, request(1, 0)));
+  std::string head(wire::kDatagramCookieSize, '\0'), control, goodbye;
+  base::store(head.data(), cookie);
+  wire::encode_control(control, wire::FrameType::control_request, wire::ControlKind::membership, 3, Code::ok, {}, "x");
+  wire::encode_goodbye(goodbye, 3);
+  for (const std::string& bytes : {std::string("x"), head, head + "garbage", head + request(2, 0) + "more", head + control, head + goodbye,
+                                   head + request(2, 0).substr(0, 73), head + request(2, 0) + std::string(1400, 'x')})
+    ASSERT_TRUE(wire.send(bytes));
+  const std::string answer = ask(wire, cookie, request(9, 3));
+  EXPECT_EQ(frame_of(answer).request, 9u) << "the first to be answered";
+}
+
+TEST_F(DatagramTest, AChannelLearnsItsCookieAndAsksAgain) {
+  start();
+  client::Address to;
+  to.host = "127.0.0.1";
+  to.port = static_cast<std::uint16_t>(std::stoi(address_.substr(address_.rfind(':') + 1)));
+  auto channel = client::DatagramChannel::open(to);
+  ASSERT_TRUE(channel);
+  for (int i = 0; i < 3; i++) {
+    const std::uint64_t number = channel->next_request();
+    channel->out().append(request(number, 77));
+    const auto frame = channel->exchange(number, base::SystemClock().now() + 20s);
+    ASSERT_TRUE(frame) << frame.error().message;
+    EXPECT_EQ(frame->value.size(), 77u);
+  }
+  EXPECT_EQ(answers_.handled, 3u);
+}
+
+TEST(CookieTest, AreSipHashes) {
+  const std::uint64_t keys[2] = {0x0706050403020100, 0x0f0e0d0c0b0a0908};
+  std::string data;
+  for (char c = 0; c < 15; c++) data += c;
+  EXPECT_EQ(siphash(keys, data), 0xa129ca6149be45e5) << "the paper's example";
+  EXPECT_EQ(siphash(keys, ""), 0x726fdb47dd0e0e31);
+}
+
+}  // namespace
+}  // namespace zht::net
