@@ -248,6 +248,24 @@ TEST_F(EndpointTest, OneThatNeverReadsIsClosed) {
   expect_served();
 }
 
+TEST_F(EndpointTest, RepliesUnderWayArriveWhenItStops) {
+  start();
+  Wire slow = connection(), idle = connection();
+  constexpr std::size_t count = 30, size = 150'000;  // more than the sockets hold
+  for (std::size_t i = 1; i <= count; i++) ASSERT_TRUE(slow.send(request(i, size)));
+  while (answers_.handled < count) std::this_thread::yield();
+  loop_.post([this] { server_->drain(20s, [this] { loop_.stop(); }); });
+  EXPECT_FALSE(idle.reply()) << "closed at once";
+  for (std::size_t i = 1; i <= count; i++) {
+    const auto reply = slow.reply();
+    ASSERT_TRUE(reply) << i;
+    EXPECT_EQ(reply->value.size(), size);
+  }
+  EXPECT_FALSE(slow.reply());
+  thread_.join();
+  server_.reset();
+}
+
 TEST_F(EndpointTest, APromiseOfManyBytesTakesNoMemory) {
   start();
   std::string header = request(1, 1).substr(0, wire::kHeaderSize);

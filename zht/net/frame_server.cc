@@ -26,6 +26,12 @@ void error_frame(std::string& out, const base::Error& error) {
   const std::size_t start = wire::begin_reply(out, {.status = static_cast<std::uint8_t>(error.code)}, error.message);
   wire::end_reply(out, start);
 }
+// What has arrived and is not read makes the kernel reset a connection that is closed, and a reset takes along what the
+// other side has not read yet.
+void hang_up(int descriptor, std::string& scratch) {
+  ::shutdown(descriptor, SHUT_WR);
+  for (int i = 0; i < 16 && ::recv(descriptor, scratch.data(), scratch.size(), MSG_DONTWAIT) > 0; i++) {}
+}
 }  // namespace
 
 struct FrameServer::Connection final : Ready {
@@ -63,6 +69,7 @@ FrameServer::FrameServer(EventLoop& loop, FrameHandler& handler, FrameServerLimi
   loop_.end_of_turn([this] {
     close_round();
     if (!closed_.empty()) closed_.clear();
+    if (drained_ && connections_.empty()) std::exchange(drained_, {})();
   });
   loop_.every(limits_.stall, [self = std::weak_ptr(self_)] {
     if (const auto alive = self.lock()) (*alive)->close_stalled();
@@ -103,14 +110,33 @@ Result<void> FrameServer::listen_udp(const std::string& address) {
   return listening;
 }
 
+void FrameServer::drain(base::Duration longest, std::function<void()> done) {
+  stop_listening();
+  drained_ = std::move(done);
+  std::vector<Connection*> all;
+  for (auto& [number, connection] : connections_) all.push_back(connection.get());
+  for (Connection* const connection : all) {
+    connection->closing = true;
+    if (connection->out.empty()) close(*connection);
+    else set_interest(*connection);
+  }
+  loop_.after(longest, [self = std::weak_ptr(self_)] {
+    if (const auto alive = self.lock(); alive && (*alive)->drained_) std::exchange((*alive)->drained_, {})();
+  });
+}
+
 void FrameServer::stop() {
+  stop_listening();
+  while (!connections_.empty()) close(*connections_.begin()->second);
+}
+
+void FrameServer::stop_listening() {
   datagrams_.reset();
   for (auto& listener : listeners_) {
     loop_.remove(listener->descriptor, *listener);
     if (!listener->unix_path.empty()) ::unlink(listener->unix_path.c_str());
   }
   listeners_.clear();
-  while (!connections_.empty()) close(*connections_.begin()->second);
 }
 
 void FrameServer::accept(Listener& listener) {
@@ -369,13 +395,15 @@ void FrameServer::flush(Connection& connection) {
 
 // Reads while its replies are taken, writes when the socket did not take all.
 void FrameServer::set_interest(Connection& connection) {
-  const std::uint32_t wanted = (reads(connection) && !connection.paused ? std::uint32_t{EPOLLIN} : 0u) | (connection.blocked ? std::uint32_t{EPOLLOUT} : 0u);
+  const std::uint32_t wanted = (reads(connection) && !connection.paused ? std::uint32_t{EPOLLIN} : 0u) |
+                               (connection.blocked ? std::uint32_t{EPOLLOUT} : 0u);
   if (std::exchange(connection.interest, wanted) != wanted) loop_.change(connection.descriptor, wanted, connection);
 }
 
 void FrameServer::close(Connection& connection) {
   if (std::exchange(connection.gone, true)) return;
   loop_.remove(connection.descriptor, connection);
+  if (drained_) hang_up(connection.descriptor, buffer_);
   partial_bytes_ -= connection.pending.size();
   const auto found = connections_.find(connection.number);
   closed_.push_back(std::move(found->second));

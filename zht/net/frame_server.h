@@ -63,6 +63,9 @@ class FrameServer {
   // Datagrams on the address that listen_tcp() returned. Errors as there.
   base::Result<void> listen_udp(const std::string& address);
   base::Result<void> listen_unix(const std::string& path);  // a stale socket file is replaced; mode 0600
+  // Takes no more requests and lets the clients have the replies that are under way, for `longest` at most; then `done`,
+  // once. On the loop's thread, which goes on running.
+  void drain(base::Duration longest, std::function<void()> done);
   void stop();  // closes everything; on the loop's thread, or when it does not run
 
   // A frame outside any request, or a late reply. Dropped when the connection is gone. Inside a round it leaves with it.
@@ -87,6 +90,7 @@ class FrameServer {
   void keep_rest(Connection& connection, std::string_view rest);
   void refuse(Connection& connection, const base::Error& error);
   void close_stalled();
+  void stop_listening();
   void open_round();
   void close_round();
   void flush(Connection& connection);
@@ -106,6 +110,7 @@ class FrameServer {
   std::vector<Connection*> sending_;  // scratch of close_round()
   bool in_round_ = false;
   std::string buffer_;  // shared by all connections: what arrives complete never leaves it
+  std::function<void()> drained_;  // while draining
   std::size_t partial_bytes_ = 0;  // of all connections' `pending`
   std::shared_ptr<FrameServer*> self_ = std::make_shared<FrameServer*>(this);  // what the loop was given may outlive us
 };

@@ -56,7 +56,7 @@ void InstanceThread::run() {
 
 void InstanceThread::stop() {
   if (thread_.joinable()) {
-    loop_.stop();
+    loop_.post([this] { endpoint_->drain(std::chrono::seconds(3), [this] { loop_.stop(); }); });
     thread_.join();
     endpoint_->stop();
     if (options_.core.durability != core::Durability::none)

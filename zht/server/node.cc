@@ -105,23 +105,6 @@ void raise_descriptor_limit() {
 
 }  // namespace
 
-void add_settings(support::Config& config, Settings& settings) {
-  config.add("listen", settings.listen, "host:port of the manager; empty: unix sockets in the data folder alone", "ZHT_LISTEN");
-  config.add("resp", settings.resp, "host:port for Redis clients (RESP); empty: none", "ZHT_RESP");
-  config.add("instances", settings.instances, 0, 1024, "threads that serve; 0: what the data folder has, one per core when new");
-  config.add("partitions", settings.partitions, 0, 1u << 20, "slices of the ring, fixed for good; 0: what the data folder has, 1024 when new");
-  config.add_choice("durability", settings.durability, {"none", "interval", "always"},
-                    "interval: an acknowledged change survives any process crash, a loss of power up to sync_interval; always: both",
-                    "ZHT_DURABILITY");
-  config.add_duration("sync_interval", settings.sync_interval, "of durability interval");
-  config.add_size("max_value_size", settings.max_value_size, "largest value of one request");
-  config.add_size("segment_size", settings.segment_size, "of a full log file");
-  config.add("max_connections", settings.max_connections, 1, 1'000'000, "of each instance");
-  config.add("udp", settings.udp, "take small requests as datagrams too, where `listen` says");
-  config.add_duration("busy_poll", settings.busy_poll, "look for the next request this long before sleeping, while that pays; 0s: never");
-  config.add("insecure", settings.insecure, "listen beyond loopback although nothing authenticates the callers");
-}
-
 struct Node::Parts final : net::FrameHandler {
   Settings settings;
   Identity identity;
@@ -397,6 +380,7 @@ Node::~Node() {
 }
 
 Result<std::unique_ptr<Node>> Node::start(const Settings& settings, const Procedures& procedures) {
+  TRY(check_settings(settings));
   std::unique_ptr<Node> node(new Node);
   Parts& parts = *node->parts_;
   parts.settings = settings;

@@ -50,6 +50,10 @@ struct Settings {
 
 // Makes the settings known to a Config (file, environment, --print-config). `settings` outlives it.
 void add_settings(support::Config& config, Settings& settings);
+// A configuration file with every setting at its default and what there is to know of it: the manual.
+std::string_view example_config();
+// invalid: a value that can never work, and what can.
+base::Result<void> check_settings(const Settings& settings);
 
 class Node {
  public:

@@ -19,10 +19,14 @@ namespace {
 
 struct Flags {
   std::string config_file, listen, resp, instances, partitions, durability, sync_interval, max_value_size;
-  bool insecure = false, background = false, print_config = false;
+  bool insecure = false, background = false, print_config = false, example_config = false;
 };
 
 base::Result<int> serve(const support::Program& program, const Flags& flags, const Procedures& procedures) {
+  if (flags.example_config) {
+    std::cout << server::example_config();
+    return 0;
+  }
   server::Settings settings;
   support::Config config;
   server::add_settings(config, settings);
@@ -86,9 +90,10 @@ base::Result<int> serve(const support::Program& program, const Flags& flags, con
 void add_serve(support::Program& program, const Procedures& procedures) {
   auto flags = std::make_shared<Flags>();
   auto& verb = program.verb("serve", "Runs a node: the store on this machine, for this user.",
-                            {"zht serve", "zht serve --data /srv/zht --listen 127.0.0.1:5470 --durability always"});
+                            {"zht serve", "zht serve --data /srv/zht --listen 127.0.0.1:5470 --durability always",
+                             "zht serve --example-config > zht.toml && zht serve --config zht.toml"});
   auto& app = verb.options();
-  app.add_option("--config", flags->config_file, "TOML file; see --print-config for one");
+  app.add_option("--config", flags->config_file, "TOML file; --example-config prints one, which is the manual");
   app.add_option("--listen", flags->listen, "host:port for TCP; without it unix sockets in the data folder alone");
   app.add_option("--resp", flags->resp, "host:port for Redis clients");
   app.add_option("--instances", flags->instances, "threads that serve (new data folders only; default: one per core)");
@@ -98,6 +103,7 @@ void add_serve(support::Program& program, const Procedures& procedures) {
   app.add_option("--max-value-size", flags->max_value_size, "of one request (default 16MiB)");
   app.add_flag("--insecure", flags->insecure, "listen beyond loopback although nothing authenticates callers");
   app.add_flag("--background", flags->background, "return when it serves; its log is node.log in the data folder");
+  app.add_flag("--example-config", flags->example_config, "print a configuration file with every setting explained, and stop");
   app.add_flag("--print-config", flags->print_config, "print the settings, where each came from, and stop");
   verb.action([&program, &procedures, flags] { return serve(program, *flags, procedures); });
 }

@@ -1,0 +1,110 @@
+// The settings of a node: their names in files and environment, their bounds, and the file that explains them.
+#include "zht/server/node.h"
+#include "zht/support/config.h"
+#include "zht/wire/frame.h"
+
+namespace zht::server {
+
+using base::Code;
+using base::fail;
+using base::Result;
+using namespace std::chrono_literals;
+
+void add_settings(support::Config& config, Settings& settings) {
+  config.add("listen", settings.listen, "host:port of the manager; empty: unix sockets in the data folder alone", "ZHT_LISTEN");
+  config.add("resp", settings.resp, "host:port for Redis clients (RESP); empty: none", "ZHT_RESP");
+  config.add("udp", settings.udp, "take small requests as datagrams too, where `listen` says");
+  config.add("insecure", settings.insecure, "listen beyond loopback although nothing authenticates the callers");
+  config.add("instances", settings.instances, 0, 1024, "threads that serve; 0: what the data folder has, one per core when new");
+  config.add("partitions", settings.partitions, 0, 1u << 20, "slices of the ring, fixed for good; 0: what the data folder has, 1024 when new");
+  config.add_choice("durability", settings.durability, {"none", "interval", "always"},
+                    "interval: an acknowledged change survives any process crash, a loss of power up to sync_interval; always: both",
+                    "ZHT_DURABILITY");
+  config.add_duration("sync_interval", settings.sync_interval, "of durability interval");
+  config.add_size("segment_size", settings.segment_size, "of a full log file");
+  config.add_size("max_value_size", settings.max_value_size, "largest value of one request");
+  config.add("max_connections", settings.max_connections, 1, 1'000'000, "of each instance");
+  config.add_duration("busy_poll", settings.busy_poll, "look for the next request this long before sleeping, while that pays; 0s: never");
+}
+
+Result<void> check_settings(const Settings& settings) {
+  constexpr std::uint64_t most_value = wire::kMaxFrameSize - (std::uint64_t{16} << 20);
+  if (settings.max_value_size == 0 || settings.max_value_size > most_value)
+    return fail(Code::invalid, "max_value_size is ", settings.max_value_size, " bytes; 1B to ", most_value >> 20, "MiB are possible");
+  if (settings.segment_size < 64 << 10 || settings.segment_size > std::uint64_t{4} << 30)
+    return fail(Code::invalid, "segment_size is ", settings.segment_size, " bytes; 64KiB to 4GiB are possible");
+  if (settings.sync_interval < 1ms || settings.sync_interval > 1h)
+    return fail(Code::invalid, "sync_interval is ", settings.sync_interval.count(), " ns; 1ms to 1h are possible");
+  if (settings.busy_poll < 0s || settings.busy_poll > 10ms)
+    return fail(Code::invalid, "busy_poll is ", settings.busy_poll.count(), " ns; 0s to 10ms are possible");
+  return {};
+}
+
+std::string_view example_config() {
+  return R"(# Configuration of a node: zht serve --config FILE
+#
+# Every setting is here, at its default. What is left out keeps its default; an unknown name is an error that tells the
+# line. A flag (--listen) counts more than the environment ($ZHT_LISTEN), and that more than this file;
+# zht serve --print-config shows each value and where it comes from. Sizes: 512B 64KiB 16MiB 2GiB. Times: 50us 10ms 1s 2m.
+# The data folder is chosen by --data or $ZHT_DATA, not here: it is where a node is found.
+
+# --- who can connect ---
+
+# Where the manager listens for TCP, host:port. Instance i takes port + 1 + i, or a free one where that is in use; clients
+# learn all addresses from any one of them. Port 0: any. Empty: unix sockets in the data folder alone, for this user.
+# $ZHT_LISTEN, --listen
+listen = ""
+
+# Where Redis clients connect, host:port. Empty: nowhere. $ZHT_RESP, --resp
+resp = ""
+
+# Small requests are taken as UDP datagrams, too, at the instances' TCP addresses (PROTOCOL.md, "Datagrams"). A source
+# address has to prove itself before anything is done or sent for it.
+udp = true
+
+# Nothing authenticates callers yet, so `listen` and `resp` may name loopback addresses only, unless this is true: then
+# whoever reaches the port can read and change everything. --insecure
+insecure = false
+
+# --- how the data is laid out; fixed when the data folder is made ---
+
+# Threads that serve, each with its own share of the keys. 0: what the data folder has; new: one per core, 8 at most.
+# --instances
+instances = 0
+
+# Slices of the ring of hashes, the units that can be moved. 0: what the data folder has; new: 1024. --partitions
+partitions = 0
+
+# --- what survives ---
+
+# "interval": an acknowledged change survives the end of the process at any moment, and a loss of power once sync_interval
+# has passed. "always": both, at once; every round of requests waits for the disk. "none": as interval, and the operating
+# system decides when to write. $ZHT_DURABILITY, --durability
+durability = "interval"
+
+# How often durability "interval" syncs. 1ms to 1h. --sync-interval
+sync_interval = "1s"
+
+# Size of a full log file. Old ones go when what they hold is in checkpoints; so smaller ones give space back sooner.
+# 64KiB to 4GiB.
+segment_size = "64MiB"
+
+# --- bounds ---
+
+# Largest value one request may bring; by appends a value may grow beyond. 1B to 48MiB. --max-value-size
+max_value_size = "16MiB"
+
+# Connections of each instance, of the manager and of the Redis port; one more is told so and closed. An idle connection
+# takes about 1 KiB. The limit on open files (ulimit -n) is raised to what is allowed.
+max_connections = 20000
+
+# --- speed ---
+
+# A thread that has been getting one request soon after the other looks for the next this long before it sleeps: being
+# woken takes longer than answering. It stops where that finds nothing or where others want the processor. "0s": always
+# sleep. At most 10ms.
+busy_poll = "50us"
+)";
+}
+
+}  // namespace zht::server
