@@ -31,13 +31,23 @@ struct Picture {
   std::map<InodeId, Inode> inodes;
   std::vector<Name> names;
   std::map<HomeId, std::string> listings;
+  std::map<HomeId, Split> splits;
   std::vector<std::pair<std::string, std::string>> others;  // debts and promises
   std::set<InodeId> kept;                                   // orphans of mounts that live
-};
 
-std::string where(HomeId home, const std::string& name) {
-  return base::escape(name) + " in directory " + std::to_string(raw(make_inode(home, kDirectoryCounter)));
-}
+  InodeId directory_of(HomeId home) const {
+    const auto split = splits.find(home);
+    return split == splits.end() ? make_inode(home, kDirectoryCounter) : split->second.directory;
+  }
+  // While a home is split its names are in both for a moment: which are those that count.
+  bool counts(HomeId home, const std::string& name) const {
+    const auto split = splits.find(home);
+    return split == splits.end() || (!split->second.filling && !split->second.place(name_hash(name)));
+  }
+  std::string where(HomeId home, const std::string& name) const {
+    return base::escape(name) + " in directory " + std::to_string(raw(directory_of(home)));
+  }
+};
 
 }  // namespace
 
@@ -101,6 +111,11 @@ Result<std::set<Finding>> Check::read(Census& census) {
         std::uint64_t counter = 0;
         if (rest == "l") {
           picture.listings[home] = values[i].value;
+        } else if (rest == "s") {
+          if (auto split = decode_split(values[i].value))
+            picture.splits[home] = std::move(*split);
+          else
+            damaged();
         } else if (rest.starts_with("i/") && hex_number(rest.substr(2), counter)) {
           const InodeId id = make_inode(home, static_cast<std::uint32_t>(counter));
           if (auto inode = decode_inode(id, values[i].value))
@@ -136,19 +151,20 @@ Result<std::set<Finding>> Check::read(Census& census) {
   census = {};
   for (const Name& each : picture.names) {
     const InodeId id = each.entry.inode;
+    if (!picture.counts(each.home, each.name)) continue;
     census.names += 1;
     names_of[id] += 1;
     names_in[each.home][each.name] = id;
     const auto inode = picture.inodes.find(id);
     if (each.entry.moving && now - each.entry.moving->since > kUnfinished) {
-      find(Finding::Kind::unfinished, id, each.home, each.name, "move of " + where(each.home, each.name));
+      find(Finding::Kind::unfinished, id, each.home, each.name, "move of " + picture.where(each.home, each.name));
     }
     if (inode == picture.inodes.end()) {
       find(each.entry.initial ? Finding::Kind::unfinished : Finding::Kind::dangling, id, each.home, each.name,
-           where(each.home, each.name) + " leads to inode " + std::to_string(raw(id)) + ", which is not there");
-    } else if (is_directory(inode->second.mode) && home_of(inode->second.parent) != each.home && !each.entry.moving) {
+           picture.where(each.home, each.name) + " leads to inode " + std::to_string(raw(id)) + ", which is not there");
+    } else if (is_directory(inode->second.mode) && inode->second.parent != picture.directory_of(each.home) && !each.entry.moving) {
       find(Finding::Kind::misplaced, id, each.home, each.name,
-           "directory " + where(each.home, each.name) + " has another parent");
+           "directory " + picture.where(each.home, each.name) + " has another parent");
     }
   }
   for (const auto& [id, inode] : picture.inodes) {
@@ -188,6 +204,9 @@ Result<std::set<Finding>> Check::read(Census& census) {
     }
   }
   for (const auto& [home, bytes] : picture.listings) {
+    if (const auto split = picture.splits.find(home); split != picture.splits.end()) {
+      if (split->second.filling) continue;
+    }
     std::map<std::string, InodeId> listed;
     Bytes rest = bytes;
     std::optional<ListingRecord> last;
@@ -198,14 +217,26 @@ Result<std::set<Finding>> Check::read(Census& census) {
       if (record->kind == ListingRecord::Kind::remove) listed.erase(record->name);
       last = std::move(record);
     }
-    const InodeId directory = make_inode(home, kDirectoryCounter);
+    const std::uint32_t live = static_cast<std::uint32_t>(listed.size());
+    std::erase_if(listed, [&](const auto& each) { return !picture.counts(home, each.first); });
+    const InodeId directory = picture.directory_of(home);
     if (!rest.empty() || !last) {
       find(Finding::Kind::damaged, directory, home, "l",
            "the listing of directory " + std::to_string(raw(directory)) + " cannot be read");
-    } else if (listed != names_in[home] || last->live != listed.size()) {
+    } else if (listed != names_in[home] || last->live != live) {
       find(Finding::Kind::listing, directory, home, "",
            "the listing of directory " + std::to_string(raw(directory)) + " has " + std::to_string(listed.size()) +
                " names, the directory " + std::to_string(names_in[home].size()));
+    }
+  }
+  for (const auto& [home, split] : picture.splits) {
+    const std::string number = std::to_string(raw(split.directory));
+    if (picture.inodes.count(split.directory) == 0) {
+      find(Finding::Kind::nameless, InodeId{}, home, split_key(home), "names of directory " + number + ", which is not there");
+    } else if (split.under_way() && now - split.since > kUnfinished) {
+      find(Finding::Kind::unfinished, split.directory, home, split_key(home), "splitting of directory " + number);
+    } else if (!split.dying.empty() && !picture.inodes[split.directory].has(Inode::kDying)) {
+      find(Finding::Kind::unfinished, split.directory, home, split_key(home), "removal of directory " + number);
     }
   }
   for (const auto& [key, value] : picture.others) {
@@ -231,7 +262,11 @@ std::set<Finding> Check::mendable(const std::set<Finding>& found) {
 Task<bool> Check::repair(Finding finding) {
   switch (finding.kind) {
     case Finding::Kind::unfinished: {
-      if (!finding.name.empty() && finding.name.starts_with("{d:")) {
+      if (finding.name == split_key(finding.home)) {
+        const int error = co_await metadata_.settle_shard(finding.home);
+        co_return error == 0;
+      }
+      if (finding.name.starts_with("{d:")) {
         const int error = co_await metadata_.settle_record(finding.name);
         co_return error == 0;
       }
@@ -239,7 +274,8 @@ Task<bool> Check::repair(Finding finding) {
         const int error = co_await metadata_.settle_directory(finding.inode);
         co_return error == 0;
       }
-      Reply reply = co_await metadata_.lookup(make_inode(finding.home, kDirectoryCounter), finding.name);
+      const InodeId directory = co_await metadata_.directory_of(finding.home);
+      Reply reply = co_await metadata_.lookup(directory, finding.name);
       co_return reply.error == 0 || reply.error == ENOENT;
     }
     case Finding::Kind::orphan: {
@@ -251,12 +287,16 @@ Task<bool> Check::repair(Finding finding) {
       SetRequest set;
       set.inode = finding.inode;
       set.fields_set = SetRequest::kParent;
-      set.parent = make_inode(finding.home, kDirectoryCounter);
+      set.parent = co_await metadata_.directory_of(finding.home);
       Reply reply = co_await metadata_.setattr(set);
       co_return reply.error == 0;
     }
     case Finding::Kind::links:
     case Finding::Kind::nameless: {
+      if (finding.name == split_key(finding.home)) {
+        const int error = co_await metadata_.drop_stray_shard(finding.home);
+        co_return error == 0;
+      }
       // A count may be too high after a crash between two homes, never too low; how many names there are was counted.
       Reply inode = co_await metadata_.getattr(finding.inode);
       if (inode.error != 0) co_return false;

@@ -7,6 +7,7 @@ namespace {
 
 constexpr std::uint8_t kInodeFormat = 1;
 constexpr std::uint8_t kEntryFormat = 1;
+constexpr std::uint8_t kSplitFormat = 1;
 
 void put_hex(std::string& out, std::uint64_t number) {
   char digits[16];
@@ -60,6 +61,7 @@ std::string paid_key(InodeId inode, std::uint64_t id) { return key_with_numbers(
 std::string transfer_key(HomeId home, std::uint64_t id) { return key_with_number(home, 'm', id); }
 std::string pending_key(InodeId inode, std::uint64_t id) { return key_with_numbers(inode, 'p', id); }
 std::string lease_key(HomeId home) { return key_with(home, 'w'); }
+std::string split_key(HomeId home) { return key_with(home, 's'); }
 std::string session_key(std::uint64_t session) {
   std::string key = "{s:";
   put_hex(key, session);
@@ -226,6 +228,57 @@ std::optional<Dying> decode_dying(Bytes bytes) {
   dying.name = from.str();
   if (!from.done()) return std::nullopt;
   return dying;
+}
+
+std::uint64_t name_hash(Bytes name) { return base::hash64(name); }
+
+std::optional<HomeId> Split::place(std::uint64_t hash) const {
+  for (std::size_t i = 0; i < children.size(); ++i) {
+    if ((hash >> (base + i) & 1) != 0) return children[i];
+  }
+  if (moved && leaving(hash)) return next;
+  return std::nullopt;
+}
+
+bool Split::leaving(std::uint64_t hash) const { return under_way() && (hash >> (base + children.size()) & 1) != 0; }
+
+namespace {
+constexpr std::uint8_t kFillingFlag = 1, kMovedFlag = 2;
+}
+
+std::string encode(const Split& split) {
+  std::string out;
+  base::Writer to(out);
+  to.u8(kSplitFormat);
+  to.u8(static_cast<std::uint8_t>((split.filling ? kFillingFlag : 0) | (split.moved ? kMovedFlag : 0)));
+  to.u8(split.base);
+  to.u8(static_cast<std::uint8_t>(split.children.size()));
+  to.u64(split.prefix);
+  to.u64(raw(split.directory));
+  for (const HomeId child : split.children) to.u64(raw(child));
+  to.u64(raw(split.next));
+  to.u64(static_cast<std::uint64_t>(split.since));
+  to.str(split.dying);
+  return out;
+}
+
+std::optional<Split> decode_split(Bytes bytes) {
+  base::Reader from(bytes);
+  Split split;
+  if (from.u8() != kSplitFormat) return std::nullopt;
+  const std::uint8_t flags = from.u8();
+  split.filling = (flags & kFillingFlag) != 0;
+  split.moved = (flags & kMovedFlag) != 0;
+  split.base = from.u8();
+  const std::uint8_t count = from.u8();
+  split.prefix = from.u64();
+  split.directory = InodeId{from.u64()};
+  for (std::uint8_t i = 0; i < count && from.ok(); ++i) split.children.push_back(HomeId{from.u64()});
+  split.next = HomeId{from.u64()};
+  split.since = static_cast<Nanos>(from.u64());
+  split.dying = from.str();
+  if (!from.done() || split.base + split.children.size() >= 64) return std::nullopt;
+  return split;
 }
 
 std::string encode(const Lease& lease) {

@@ -59,6 +59,7 @@ std::string paid_key(InodeId inode, std::uint64_t id);     // tag k/<counter>/<h
 std::string transfer_key(HomeId home, std::uint64_t id);   // tag m/<hex>          outcome of a move into this home
 std::string pending_key(InodeId inode, std::uint64_t id);  // tag p/<counter>/<hex>  a link promised to another home
 std::string lease_key(HomeId home);                        // tag w   Lease: who alone changes names here (ttl)
+std::string split_key(HomeId home);                        // tag s   Split: which of a directory's names are here
 
 // Keys of the whole file system.
 inline constexpr const char* kNextHomeKey = "{fusionfs}next_home";  // decimal; the general procedure `add`
@@ -149,6 +150,28 @@ struct Dying {
 };
 std::string encode(const Dying& dying);
 std::optional<Dying> decode_dying(Bytes bytes);
+
+// A directory that grows is split: half of the names of one of its homes go to a new home, and so on. `next` and the
+// following say that a split is under way (FORMAT.md, "Splitting"). Absent: all names are here.
+struct Split {
+  bool filling = false;     // this home is being filled by a split; its names do not count yet
+  std::uint8_t base = 0;    // the bits of name_hash() that all names here have had in common from the beginning
+  std::uint64_t prefix = 0;  // these bits
+  InodeId directory{};
+  std::vector<HomeId> children;  // the i-th has the names with bit base + i set (and those before it clear)
+  HomeId next{};                 // being split off; kRootHome: none
+  bool moved = false;            // the names are in `next`, what is left of them here is being removed
+  Nanos since = 0;
+  std::string dying;  // encode(Dying): the directory is being removed. (Its first home has that in its inode.)
+
+  bool under_way() const { return next != kRootHome; }
+  // Where to look for a name: nothing is here, else the home to ask.
+  std::optional<HomeId> place(std::uint64_t hash) const;
+  bool leaving(std::uint64_t hash) const;  // among the names that go to `next`
+};
+std::string encode(const Split& split);
+std::optional<Split> decode_split(Bytes bytes);
+std::uint64_t name_hash(Bytes name);
 
 // While it lasts, only its session's mount changes the names of a home: so that mount knows which names there are
 // without asking. Others wait for its end; for a minute after one had to, none is given.

@@ -15,7 +15,6 @@ using zht::Outcome;
 // A live mount finishes a change in two homes within milliseconds; after this long its leftovers are settled by others.
 constexpr Nanos kAbandoned = 3'000'000'000;
 constexpr std::uint64_t kHomesReserved = 1024, kHomesMask = 2047;
-constexpr std::uint64_t kListingPage = std::uint64_t{4} << 20;  // bytes
 constexpr zht::Millis kRenameLockLife{30'000};
 constexpr int kMaxRounds = 1000;
 
@@ -93,11 +92,15 @@ Task<Reply> Metadata::make_root(std::uint32_t mode, std::uint32_t uid, std::uint
 }
 
 Task<Reply> Metadata::lookup(InodeId directory, std::string name) {
-  const HomeId home = home_of(directory);
+  HomeId home = home_for(directory, name);
   NameRequest request;
   request.name = name;
   for (int round = 0; round < kMaxRounds; ++round) {
     Reply reply = co_await ask(home, "fusionfs.lookup", pack(request));
+    if (elsewhere(reply)) {
+      co_await follow(std::move(reply), home, name);
+      continue;
+    }
     if (reply.error != 0) co_return reply;
     if (reply.entry->moving) {
       // The name is what it was until the move has arrived.
@@ -143,7 +146,7 @@ Task<Reply> Metadata::meet_directory(Entry entry, Reply found) {
   if (inode.inode->has(Inode::kDying)) {
     const auto dying = decode_dying(inode.inode->content);
     if (dying && now() - dying->since > kAbandoned) {
-      const int error = co_await settle_dying(*inode.inode);
+      const int error = co_await settle_dying(*inode.inode, home_of(entry.inode));
       co_return refuse(error == 0 ? ESTALE : error);  // look again
     }
   }
@@ -156,6 +159,7 @@ Task<Reply> Metadata::getattr(InodeId inode) {
     DirectoryRequest request;
     Reply reply = co_await ask(home_of(inode), "fusionfs.stat_directory", pack(request));
     if (reply.error == ESTALE) reply.error = 0;  // being removed, not yet gone
+    if (!reply.shards.empty()) reply = co_await with_shards(std::move(reply));
     co_return reply;
   }
   Call call(client_, Operation::lookup(inode_key(inode)));
@@ -170,12 +174,22 @@ Task<Reply> Metadata::getattr(InodeId inode) {
 Task<Reply> Metadata::create(InodeId directory, CreateRequest request) {
   request.now = now();
   request.session = options_.session;
-  Reply reply = co_await ask(home_of(directory), "fusionfs.create", pack(request));
-  if (reply.error == ESTALE) {
-    co_await settle_dying(*reply.inode);
-    co_return refuse(ENOENT);
+  HomeId home = home_for(directory, request.name);
+  const std::string arguments = pack(request);
+  for (int round = 0; round < kMaxRounds; ++round) {
+    Reply reply = co_await ask(home, "fusionfs.create", arguments);
+    if (elsewhere(reply)) {
+      co_await follow(std::move(reply), home, request.name);
+      continue;
+    }
+    if (reply.error == ESTALE) {
+      co_await settle_dying(*reply.inode, home);
+      continue;
+    }
+    if (big(reply)) co_await split_when_big(home, reply.live);
+    co_return reply;
   }
-  co_return reply;
+  co_return refuse(EIO);
 }
 
 Task<std::uint64_t> Metadata::new_home() {
@@ -200,6 +214,8 @@ Task<Reply> Metadata::make_directory(InodeId directory, CreateRequest request, I
   request.now = now();
   request.directory = make_inode(HomeId{home}, kDirectoryCounter);
   request.session = options_.session;
+  request.parent_mode = parent.mode;
+  request.parent_gid = parent.gid;
   // The name and the directory itself are written at once, in two homes. A name without its directory is completed by
   // whoever meets it; a directory without a name is removed below, or by fsck.
   Inode child;
@@ -218,7 +234,8 @@ Task<Reply> Metadata::make_directory(InodeId directory, CreateRequest request, I
   make.inode = child;
   Call child_made(client_, Operation::update(tag_of(HomeId{home}), "fusionfs.make_directory", pack(make)), {},
                   Call::Style::beside);
-  Call name_made(client_, Operation::update(tag_of(home_of(directory)), "fusionfs.create", pack(request)));
+  const HomeId name_home = home_for(directory, request.name);
+  Call name_made(client_, Operation::update(tag_of(name_home), "fusionfs.create", pack(request)));
   const Outcome child_outcome = co_await child_made;
   const Outcome name_outcome = co_await name_made;
   Reply reply = refuse(errno_of(name_outcome));
@@ -228,10 +245,11 @@ Task<Reply> Metadata::make_directory(InodeId directory, CreateRequest request, I
     else
       reply.error = EIO;
   }
-  if (reply.error == EUSERS) {
-    co_await pause(home_of(directory), reply.wait);
-    reply = co_await ask(home_of(directory), "fusionfs.create", pack(request));
+  if (reply.error == EUSERS || elsewhere(reply) || reply.error == ESTALE) {
+    if (reply.error == EUSERS) co_await pause(name_home, reply.wait);
+    reply = co_await create(directory, request);
   }
+  if (big(reply)) co_await split_when_big(name_home, reply.live);
   if (reply.error != 0) {
     // Only when the name certainly is not there: after a timeout it may lead here.
     if (name_outcome.ok() && child_outcome.ok()) {
@@ -240,10 +258,6 @@ Task<Reply> Metadata::make_directory(InodeId directory, CreateRequest request, I
       request_dying.dying = dying;
       co_await ask(HomeId{home}, "fusionfs.mark_dying", pack(request_dying));
       forget(HomeId{home}, "fusionfs.drop_directory", pack(DirectoryRequest{}));
-    }
-    if (reply.error == ESTALE) {
-      co_await settle_dying(*reply.inode);
-      co_return refuse(ENOENT);
     }
     co_return reply;
   }
@@ -288,7 +302,7 @@ Task<int> Metadata::pay(InodeId inode, HomeId debtor, std::uint64_t debt) {
 }
 
 Task<Reply> Metadata::unlink(InodeId directory, std::string name) {
-  const HomeId home = home_of(directory);
+  HomeId home = home_for(directory, name);
   UnlinkRequest request;
   request.name = name;
   request.session = options_.session;
@@ -296,6 +310,10 @@ Task<Reply> Metadata::unlink(InodeId directory, std::string name) {
     request.now = now();
     request.held = held(home);
     Reply reply = co_await ask(home, "fusionfs.unlink", pack(request));
+    if (elsewhere(reply)) {
+      co_await follow(std::move(reply), home, name);
+      continue;
+    }
     if (reply.error == EAGAIN) {
       const int error = co_await settle_move(home, name);
       if (error != 0) co_return refuse(error);
@@ -312,26 +330,40 @@ Task<Reply> Metadata::unlink(InodeId directory, std::string name) {
 
 Task<int> Metadata::mark_dying(InodeId directory, Dying dying) {
   DirectoryRequest request;
+  const HomeId home = home_of(directory);
   for (int round = 0; round < kMaxRounds; ++round) {
     dying.since = now();
     request.dying = dying;
-    Reply reply = co_await ask(home_of(directory), "fusionfs.mark_dying", pack(request));
+    Reply reply = co_await ask(home, "fusionfs.mark_dying", pack(request));
     if (reply.error == EAGAIN) {
-      const int error = co_await settle_dying(*reply.inode);
+      const int error = co_await settle_dying(*reply.inode, home);
       if (error != 0) co_return error;
       continue;
     }
-    co_return reply.error;
+    if (reply.error == EXFULL) {
+      const int error = co_await settle_split(home);
+      if (error != 0) co_return error;
+      continue;
+    }
+    if (reply.error != 0 || reply.shards.empty()) co_return reply.error;
+    Reply others = co_await ask_shards(home, std::move(reply), "fusionfs.mark_dying", pack(request));
+    if (others.error == 0) co_return 0;
+    co_await unmark_dying(directory, dying);
+    if (others.error != EXFULL) co_return others.error;
   }
   co_return EBUSY;
 }
 
 Task<Reply> Metadata::remove_directory(InodeId directory, std::string name) {
-  const HomeId home = home_of(directory);
+  HomeId home = home_for(directory, name);
   for (int round = 0; round < kMaxRounds; ++round) {
     NameRequest find;
     find.name = name;
     Reply found = co_await ask(home, "fusionfs.lookup", pack(find));
+    if (elsewhere(found)) {
+      co_await follow(std::move(found), home, name);
+      continue;
+    }
     if (found.error != 0) co_return found;
     const Entry entry = *found.entry;
     if (!is_directory(entry.type)) co_return refuse(ENOTDIR);
@@ -352,15 +384,13 @@ Task<Reply> Metadata::remove_directory(InodeId directory, std::string name) {
     request.session = options_.session;
     request.now = now();
     request.directory = entry.inode;
-    Reply removed = co_await ask(home, "fusionfs.remove_directory", pack(request));
+    Reply removed = co_await ask_name(home, name, "fusionfs.remove_directory", pack(request));
     if (removed.error == EAGAIN) {
-      DirectoryRequest revive;
-      revive.dying = dying;
-      co_await ask(home_of(entry.inode), "fusionfs.unmark_dying", pack(revive));
+      co_await unmark_dying(entry.inode, dying);
       continue;
     }
     if (removed.error != 0) co_return removed;
-    forget(home_of(entry.inode), "fusionfs.drop_directory", pack(DirectoryRequest{}));
+    co_await drop_directory_soon(entry.inode);
     removed.entry = entry;
     co_return removed;
   }
@@ -368,17 +398,25 @@ Task<Reply> Metadata::remove_directory(InodeId directory, std::string name) {
 }
 
 // A directory that somebody set out to remove. Recent: they are at it, so wait a little. Old: finish it.
-Task<int> Metadata::settle_dying(Inode directory) {
+Task<int> Metadata::settle_dying(Inode directory, HomeId met) {
   const auto dying = decode_dying(directory.content);
   if (!dying) co_return EIO;
   const HomeId home = home_of(directory.id);
+  Call seen(client_, Operation::lookup(inode_key(directory.id)));
+  const Outcome before = co_await seen;
+  if (before.code == base::Code::not_found) co_return 0;
+  if (!before.ok()) co_return errno_of(before);
+  const auto inode = decode_inode(directory.id, before.value);
+  if (!inode) co_return EIO;
+  DirectoryRequest request;
+  request.dying = *dying;
+  if (!inode->has(Inode::kDying)) {
+    // Its first home decides: a mark elsewhere is a leftover.
+    if (met == home) co_return 0;
+    Reply unmarked = co_await ask(met, "fusionfs.unmark_dying", pack(request));
+    co_return unmarked.error;
+  }
   if (now() - dying->since <= kAbandoned) {
-    Call seen(client_, Operation::lookup(inode_key(directory.id)));
-    const Outcome before = co_await seen;
-    if (before.code == base::Code::not_found) co_return 0;
-    if (!before.ok()) co_return errno_of(before);
-    const auto inode = decode_inode(directory.id, before.value);
-    if (!inode || !inode->has(Inode::kDying)) co_return 0;
     Call changed(
         client_,
         Operation::callback(inode_key(directory.id), Condition::after_version(before.version), zht::Range::nothing()),
@@ -386,8 +424,7 @@ Task<int> Metadata::settle_dying(Inode directory) {
     co_await changed;
     co_return 0;
   }
-  DirectoryRequest request;
-  request.dying = *dying;
+  bool revive = false;
   if (dying->by_rename) {
     TransferRequest cancel;
     cancel.transfer = dying->transfer;
@@ -395,23 +432,33 @@ Task<int> Metadata::settle_dying(Inode directory) {
     if (cancelled.error != 0) co_return cancelled.error;
     NameRequest find;
     find.name = dying->name;
-    Reply found = co_await ask(dying->parent, "fusionfs.lookup", pack(find));
+    Reply found = co_await ask_name(dying->parent, dying->name, "fusionfs.lookup", pack(find));
     if (found.error != 0 && found.error != ENOENT) co_return found.error;
-    if (found.error == 0 && found.entry->inode == directory.id) {
-      Reply revived = co_await ask(home, "fusionfs.unmark_dying", pack(request));
-      co_return revived.error;
-    }
+    revive = found.error == 0 && found.entry->inode == directory.id;
   } else {
+    // Whether all its homes are empty was perhaps not yet known.
+    Reply marked = co_await ask(home, "fusionfs.mark_dying", pack(request));
+    if (marked.error == 0 && !marked.shards.empty())
+      marked = co_await ask_shards(home, std::move(marked), "fusionfs.mark_dying", pack(request));
+    if (marked.error == EXFULL) co_return 0;
+    revive = marked.error == ENOTEMPTY;
+    if (marked.error != 0 && marked.error != ENOENT && !revive) co_return marked.error == EAGAIN ? 0 : marked.error;
+  }
+  if (revive) {
+    const int error = co_await unmark_dying(directory.id, *dying);
+    co_return error;
+  }
+  if (!dying->by_rename) {
     UnlinkRequest remove;
     remove.name = dying->name;
     remove.session = options_.session;
     remove.now = now();
     remove.directory = directory.id;
-    Reply removed = co_await ask(dying->parent, "fusionfs.remove_directory", pack(remove));
+    Reply removed = co_await ask_name(dying->parent, dying->name, "fusionfs.remove_directory", pack(remove));
     if (removed.error != 0) co_return removed.error == EAGAIN ? 0 : removed.error;
   }
-  Reply dropped = co_await ask(home, "fusionfs.drop_directory", pack(request));
-  co_return dropped.error == EBUSY ? 0 : dropped.error;
+  const int error = co_await drop_directory(directory.id);
+  co_return error == EBUSY ? 0 : error;
 }
 
 // A name that somebody is moving to another directory. Recent: wait for its next change. Old: decide it.
@@ -440,14 +487,14 @@ Task<int> Metadata::settle_move(HomeId home, std::string name) {
   Reply outcome = co_await ask(moving.to, "fusionfs.move_cancel", pack(request));
   if (outcome.error != 0) co_return outcome.error;
   if (!outcome.done) {
-    Reply undone = co_await ask(home, "fusionfs.move_undo", pack(request));
+    Reply undone = co_await ask_name(home, name, "fusionfs.move_undo", pack(request));
     co_return undone.error;
   }
   if (is_directory(entry->type)) {
     SetRequest set;
     set.inode = entry->inode;
     set.fields_set = SetRequest::kParent;
-    set.parent = make_inode(moving.to, kDirectoryCounter);
+    set.parent = co_await directory_of(moving.to);
     Reply parent = co_await setattr(set);
     if (parent.error != 0 && parent.error != ENOENT) co_return parent.error;
   }
@@ -457,12 +504,12 @@ Task<int> Metadata::settle_move(HomeId home, std::string name) {
       SetRequest set;
       set.inode = outcome.other_entry->inode;
       set.fields_set = SetRequest::kParent;
-      set.parent = make_inode(home, kDirectoryCounter);
+      set.parent = co_await directory_of(home);
       Reply parent = co_await setattr(set);
       if (parent.error != 0 && parent.error != ENOENT) co_return parent.error;
     }
   }
-  Reply ended = co_await ask(home, "fusionfs.move_end", pack(request));
+  Reply ended = co_await ask_name(home, name, "fusionfs.move_end", pack(request));
   if (ended.error != 0) co_return ended.error;
   if (outcome.debt != 0 && outcome.other_entry) co_await pay(outcome.other_entry->inode, moving.to, outcome.debt);
   client_.submit(Operation::remove(transfer_key(moving.to, moving.transfer), true), [](Outcome) {});
@@ -471,12 +518,20 @@ Task<int> Metadata::settle_move(HomeId home, std::string name) {
 
 Task<Reply> Metadata::rename(InodeId from, std::string from_name, InodeId to, std::string to_name,
                              std::uint32_t flags) {
-  if (home_of(from) == home_of(to)) {
-    Reply reply = co_await rename_within(home_of(from), std::move(from_name), std::move(to_name), flags);
+  for (int round = 0; round < kMaxRounds; ++round) {
+    const HomeId from_home = home_for(from, from_name), to_home = home_for(to, to_name);
+    Reply reply;
+    if (from_home == to_home) {
+      reply = co_await rename_within(from_home, from_name, to_name, flags);
+    } else {
+      Place from_place{from, from_home, from_name}, to_place{to, to_home, to_name};
+      reply = co_await rename_across(std::move(from_place), std::move(to_place), flags);
+    }
+    if (reply.error == EREMCHG) continue;
+    if (big(reply)) co_await split_when_big(to_home, reply.live);
     co_return reply;
   }
-  Reply reply = co_await rename_across(home_of(from), std::move(from_name), home_of(to), std::move(to_name), flags);
-  co_return reply;
+  co_return refuse(EIO);
 }
 
 Task<Reply> Metadata::rename_within(HomeId home, std::string from_name, std::string to_name, std::uint32_t flags) {
@@ -491,6 +546,10 @@ Task<Reply> Metadata::rename_within(HomeId home, std::string from_name, std::str
     request.now = now();
     request.held = held(home);
     Reply reply = co_await ask(home, "fusionfs.rename", pack(request));
+    if (elsewhere(reply)) {
+      co_await follow(reply, home, from_name);
+      reply.error = EREMCHG;
+    }
     if (reply.error == EAGAIN) {
       int error = co_await settle_move(home, from_name);
       if (error == 0) error = co_await settle_move(home, to_name);
@@ -509,11 +568,7 @@ Task<Reply> Metadata::rename_within(HomeId home, std::string from_name, std::str
     }
     if (reply.error == ESTALE) reply.error = ENOENT;
     if (reply.error != 0) {
-      if (request.dying != InodeId{} && reply.error != EIO) {
-        DirectoryRequest revive;
-        revive.dying = dying;
-        co_await ask(home_of(request.dying), "fusionfs.unmark_dying", pack(revive));
-      }
+      if (request.dying != InodeId{} && reply.error != EIO) co_await unmark_dying(request.dying, dying);
       if (reply.error == ECANCELED) {
         request.dying = InodeId{};
         request.transfer = base::entropy();
@@ -521,7 +576,7 @@ Task<Reply> Metadata::rename_within(HomeId home, std::string from_name, std::str
       }
       co_return reply;
     }
-    if (request.dying != InodeId{}) forget(home_of(request.dying), "fusionfs.drop_directory", pack(DirectoryRequest{}));
+    if (request.dying != InodeId{}) co_await drop_directory_soon(request.dying);
     if ((flags & kExchange) == 0 && reply.other_entry && reply.other_entry->inode != reply.entry->inode) {
       settle_links(reply, reply.other);
       if (reply.debt != 0) co_await pay(reply.other_entry->inode, home, reply.debt);
@@ -565,9 +620,10 @@ Task<int> Metadata::check_no_cycle(InodeId moved, InodeId to) {
   co_return ELOOP;
 }
 
-Task<Reply> Metadata::rename_across(HomeId from, std::string from_name, HomeId to, std::string to_name,
-                                    std::uint32_t flags) {
-  const InodeId to_directory = make_inode(to, kDirectoryCounter), from_directory = make_inode(from, kDirectoryCounter);
+Task<Reply> Metadata::rename_across(Place from_place, Place to_place, std::uint32_t flags) {
+  const InodeId from_directory = from_place.directory, to_directory = to_place.directory;
+  const std::string &from_name = from_place.name, &to_name = to_place.name;
+  HomeId from = from_place.home, to = to_place.home;
   TransferRequest begin;
   begin.name = from_name;
   begin.flags = flags;
@@ -588,6 +644,11 @@ Task<Reply> Metadata::rename_across(HomeId from, std::string from_name, HomeId t
     NameRequest find;
     find.name = from_name;
     Reply found = co_await ask(from, "fusionfs.lookup", pack(find));
+    if (elsewhere(found)) {
+      co_await follow(std::move(found), from, from_name);
+      result = refuse(EREMCHG);
+      break;
+    }
     if (found.error != 0) {
       result = found;
       break;
@@ -597,13 +658,18 @@ Task<Reply> Metadata::rename_across(HomeId from, std::string from_name, HomeId t
     if ((flags & kExchange) != 0) {
       find.name = to_name;
       Reply other = co_await ask(to, "fusionfs.lookup", pack(find));
+      if (elsewhere(other)) {
+        co_await follow(std::move(other), to, to_name);
+        result = refuse(EREMCHG);
+        break;
+      }
       if (other.error != 0) {
         result = other;
         break;
       }
       if (is_directory(other.entry->type)) other_directory = other.entry->inode;
     }
-    if (directories || other_directory != InodeId{}) {
+    if (from_directory != to_directory && (directories || other_directory != InodeId{})) {
       if (!locked) {
         const int error = co_await lock_renames(owner);
         if (error != 0) {
@@ -623,6 +689,11 @@ Task<Reply> Metadata::rename_across(HomeId from, std::string from_name, HomeId t
     begin.transfer = install.transfer = end.transfer = transfer;
     begin.now = install.now = end.now = now();
     Reply begun = co_await ask(from, "fusionfs.move_begin", pack(begin));
+    if (elsewhere(begun)) {
+      co_await follow(std::move(begun), from, from_name);
+      result = refuse(EREMCHG);
+      break;
+    }
     if (begun.error == EAGAIN) {
       const int error = co_await settle_move(from, from_name);
       if (error != 0) {
@@ -636,7 +707,7 @@ Task<Reply> Metadata::rename_across(HomeId from, std::string from_name, HomeId t
       break;
     }
     if (begun.entry->inode != found.entry->inode) {  // not what the check was about
-      co_await ask(from, "fusionfs.move_undo", pack(end));
+      co_await ask_name(from, from_name, "fusionfs.move_undo", pack(end));
       continue;
     }
     install.entry = begun.entry;
@@ -645,6 +716,13 @@ Task<Reply> Metadata::rename_across(HomeId from, std::string from_name, HomeId t
     for (int attempt = 0; attempt < kMaxRounds; ++attempt) {
       install.held = held(to);
       installed = co_await ask(to, "fusionfs.move_install", pack(install));
+      if (elsewhere(installed)) {
+        // The mark says where it arrives: begun again for another home.
+        HomeId next = to;
+        co_await follow(std::move(installed), next, to_name);
+        installed = refuse(EREMCHG);
+        break;
+      }
       if (installed.error == EAGAIN) {
         installed.error = co_await settle_move(to, to_name);
         if (installed.error == 0) {
@@ -677,12 +755,8 @@ Task<Reply> Metadata::rename_across(HomeId from, std::string from_name, HomeId t
         }  // settled by whoever meets it
       }
       if (!cancelled.done) {
-        if (install.dying != InodeId{}) {
-          DirectoryRequest revive;
-          revive.dying = dying;
-          co_await ask(home_of(install.dying), "fusionfs.unmark_dying", pack(revive));
-        }
-        co_await ask(from, "fusionfs.move_undo", pack(end));
+        if (install.dying != InodeId{}) co_await unmark_dying(install.dying, dying);
+        co_await ask_name(from, from_name, "fusionfs.move_undo", pack(end));
         if (installed.error == ECANCELED || installed.error == EAGAIN) continue;
         if (installed.error == ESTALE) installed.error = ENOENT;
         result = installed;
@@ -692,7 +766,7 @@ Task<Reply> Metadata::rename_across(HomeId from, std::string from_name, HomeId t
       installed = std::move(cancelled);
     }
     // Arrived: from here on only forward.
-    if (directories) {
+    if (directories && from_directory != to_directory) {
       SetRequest set;
       set.inode = begun.entry->inode;
       set.fields_set = SetRequest::kParent;
@@ -701,7 +775,7 @@ Task<Reply> Metadata::rename_across(HomeId from, std::string from_name, HomeId t
     }
     if ((flags & kExchange) != 0) {
       end.entry = installed.other_entry;
-      if (installed.other_entry && is_directory(installed.other_entry->type)) {
+      if (installed.other_entry && is_directory(installed.other_entry->type) && from_directory != to_directory) {
         SetRequest set;
         set.inode = installed.other_entry->inode;
         set.fields_set = SetRequest::kParent;
@@ -709,12 +783,12 @@ Task<Reply> Metadata::rename_across(HomeId from, std::string from_name, HomeId t
         co_await setattr(set);
       }
     }
-    Reply ended = co_await ask(from, "fusionfs.move_end", pack(end));
+    Reply ended = co_await ask_name(from, from_name, "fusionfs.move_end", pack(end));
     result = installed;
     result.error = ended.error;
     if (ended.error != 0) break;
     if (ended.inode) result.inode = std::move(ended.inode);
-    if (install.dying != InodeId{}) forget(home_of(install.dying), "fusionfs.drop_directory", pack(DirectoryRequest{}));
+    if (install.dying != InodeId{}) co_await drop_directory_soon(install.dying);
     if ((flags & kExchange) == 0 && installed.other_entry) {
       settle_links(installed, installed.other);
       if (installed.debt != 0) co_await pay(installed.other_entry->inode, to, installed.debt);
@@ -738,37 +812,51 @@ Task<Reply> Metadata::link(InodeId inode, std::uint32_t type, InodeId directory,
   LinkRequest request;
   request.session = options_.session;
   request.inode = inode;
-  request.name = std::move(name);
+  request.name = name;
   request.type = type;
-  request.now = now();
-  request.to = home_of(directory);
-  if (home_of(inode) == home_of(directory)) {
-    Reply reply = co_await ask(home_of(directory), "fusionfs.link", pack(request));
-    if (reply.error == ESTALE) reply.error = ENOENT;
-    co_return reply;
+  HomeId home = home_for(directory, name);
+  for (int round = 0; round < kMaxRounds; ++round) {
+    request.now = now();
+    request.to = home;
+    if (home_of(inode) == home) {
+      Reply reply = co_await ask(home, "fusionfs.link", pack(request));
+      if (elsewhere(reply)) {
+        co_await follow(std::move(reply), home, name);
+        continue;
+      }
+      if (reply.error == ESTALE) reply.error = ENOENT;
+      if (big(reply)) co_await split_when_big(home, reply.live);
+      co_return reply;
+    }
+    request.id = base::entropy();
+    request.undo = false;
+    Reply promised = co_await ask(home_of(inode), "fusionfs.promise_link", pack(request));
+    if (promised.error != 0) co_return promised;
+    Reply added = co_await ask(home, "fusionfs.add_entry", pack(request));
+    if (added.error == EIO) co_return added;  // the name may be there: the promise stays for fsck to settle
+    request.undo = added.error != 0;
+    Reply settled = co_await ask(home_of(inode), "fusionfs.settle_link", pack(request));
+    if (added.error != 0) settle_links(settled, settled.inode);
+    if (elsewhere(added)) {
+      co_await follow(std::move(added), home, name);
+      continue;
+    }
+    if (added.error != 0) co_return refuse(added.error == ESTALE ? ENOENT : added.error);
+    if (big(added)) co_await split_when_big(home, added.live);
+    promised.entry = std::move(added.entry);
+    promised.sequence = added.sequence;
+    promised.lease_left = added.lease_left;
+    promised.sharded = added.sharded;
+    co_return promised;
   }
-  request.id = base::entropy();
-  Reply promised = co_await ask(home_of(inode), "fusionfs.promise_link", pack(request));
-  if (promised.error != 0) co_return promised;
-  Reply added = co_await ask(home_of(directory), "fusionfs.add_entry", pack(request));
-  if (added.error == EIO) co_return added;  // the name may be there: the promise stays for fsck to settle
-  request.undo = added.error != 0;
-  Reply settled = co_await ask(home_of(inode), "fusionfs.settle_link", pack(request));
-  if (added.error != 0) {
-    settle_links(settled, settled.inode);
-    co_return refuse(added.error == ESTALE ? ENOENT : added.error);
-  }
-  promised.entry = std::move(added.entry);
-  promised.sequence = added.sequence;
-  promised.lease_left = added.lease_left;
-  co_return promised;
+  co_return refuse(EIO);
 }
 
 Task<int> Metadata::settle_directory(InodeId directory) {
   Reply inode = co_await getattr(directory);
   if (inode.error != 0) co_return inode.error == ENOENT ? 0 : inode.error;
   if (!inode.inode->has(Inode::kDying)) co_return 0;
-  const int error = co_await settle_dying(*inode.inode);
+  const int error = co_await settle_dying(*inode.inode, home_of(directory));
   co_return error;
 }
 
@@ -777,9 +865,8 @@ Task<int> Metadata::drop_nameless(InodeId directory) {
   dying.transfer = base::entropy();
   const int error = co_await mark_dying(directory, dying);
   if (error != 0) co_return error;
-  DirectoryRequest request;
-  Reply dropped = co_await ask(home_of(directory), "fusionfs.drop_directory", pack(request));
-  co_return dropped.error;
+  const int dropped = co_await drop_directory(directory);
+  co_return dropped;
 }
 
 Task<int> Metadata::settle_record(std::string key) {
@@ -800,7 +887,7 @@ Task<int> Metadata::settle_record(std::string key) {
   if (!promise) co_return EIO;
   NameRequest find;
   find.name = promise->name;
-  Reply found = co_await ask(promise->to, "fusionfs.lookup", pack(find));
+  Reply found = co_await ask_name(promise->to, promise->name, "fusionfs.lookup", pack(find));
   if (found.error != 0 && found.error != ENOENT) co_return found.error;
   promise->undo = found.error == ENOENT || found.entry->inode != promise->inode;
   promise->now = now();
@@ -812,6 +899,16 @@ Task<int> Metadata::settle_record(std::string key) {
 Task<Reply> Metadata::setattr(SetRequest request) {
   if (request.now == 0) request.now = now();
   Reply reply = co_await ask(home_of(request.inode), "fusionfs.setattr", pack(request));
+  if (!reply.shards.empty()) {
+    if ((request.fields_set & SetRequest::kMtime) != 0) {
+      DirectoryRequest times;
+      times.mtime = request.mtime;
+      times.ctime = request.now;
+      Reply touched = co_await ask_shards(home_of(request.inode), reply, "fusionfs.touch_directory", pack(times));
+      if (touched.error != 0) co_return refuse(touched.error);
+    }
+    reply = co_await with_shards(std::move(reply));
+  }
   co_return reply;
 }
 
@@ -824,6 +921,7 @@ Task<Reply> Metadata::set_attribute(AttributeRequest request, bool remove) {
   request.now = now();
   Reply reply = co_await ask(home_of(request.inode), remove ? "fusionfs.remove_attribute" : "fusionfs.set_attribute",
                              pack(request));
+  if (!reply.shards.empty()) reply = co_await with_shards(std::move(reply));
   co_return reply;
 }
 
@@ -855,83 +953,6 @@ Task<Reply> Metadata::inodes(HomeId home, std::vector<InodeId> wanted) {
   InodesRequest request;
   request.inodes = std::move(wanted);
   Reply reply = co_await ask(home, "fusionfs.attributes", pack(request));
-  co_return reply;
-}
-
-Task<Metadata::ListReply> Metadata::list(InodeId directory, Listing known) {
-  const std::string key = listing_key(home_of(directory));
-  ListReply reply;
-  std::string pending;  // a record cut by the page's end
-  bool checked = known.offset == 0;
-  for (int round = 0; round < 1'000'000; ++round) {
-    // The tail first, when something is known: another generation makes the known offset meaningless.
-    if (!checked) {
-      Call tail(client_, Operation::lookup(key, zht::Range::tail(1)));
-      const Outcome last = co_await tail;
-      if (!last.ok()) {
-        reply.error = errno_of(last);
-        co_return reply;
-      }
-      Bytes bytes = last.value;
-      const auto record = decode_listing(bytes);
-      if (!record) {
-        reply.error = EIO;
-        co_return reply;
-      }
-      checked = true;
-      if (record->generation != known.generation || last.size < known.offset)
-        known = Listing{};
-      else if (last.size == known.offset)
-        break;
-    }
-    Call page(client_, Operation::lookup(key, zht::Range::bytes(known.offset + pending.size(), kListingPage)));
-    const Outcome outcome = co_await page;
-    if (!outcome.ok()) {
-      reply.error = errno_of(outcome);
-      co_return reply;
-    }
-    if (outcome.value.empty()) {
-      if (!pending.empty()) reply.error = EIO;
-      break;
-    }
-    pending += outcome.value;
-    Bytes rest = pending;
-    bool restart = false;
-    while (!rest.empty()) {
-      Bytes at = rest;
-      auto record = decode_listing(at);
-      if (!record) break;
-      if (known.offset == 0 && known.names.empty() && known.generation == 0) known.generation = record->generation;
-      if (record->generation != known.generation) {
-        restart = true;
-        break;
-      }  // compacted between two pages
-      known.offset += rest.size() - at.size();
-      known.sequence = record->sequence;
-      rest = at;
-      if (record->kind == ListingRecord::Kind::add) {
-        known.names[record->sequence] = {record->name, record->inode, record->type};
-        known.sequence_of[record->name] = record->sequence;
-      } else if (record->kind == ListingRecord::Kind::remove) {
-        const auto found = known.sequence_of.find(record->name);
-        if (found != known.sequence_of.end()) {
-          known.names.erase(found->second);
-          known.sequence_of.erase(found);
-        }
-      }
-    }
-    if (restart) {
-      known = Listing{};
-      pending.clear();
-      continue;
-    }
-    pending.assign(rest);
-    if (known.offset + pending.size() >= outcome.size) {
-      if (!pending.empty()) reply.error = EIO;
-      break;
-    }
-  }
-  reply.listing = std::move(known);
   co_return reply;
 }
 

@@ -12,9 +12,12 @@
 #pragma once
 
 #include <atomic>
+#include <cerrno>
 #include <functional>
 #include <map>
+#include <shared_mutex>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "fusionfs/core/format.h"
@@ -34,6 +37,11 @@ struct MetadataOptions {
   std::function<void(const Inode&)> gone;
   // An inode lost its last link while held; reap() it when it is closed. Called on any thread; must not block.
   std::function<void(const Inode&)> orphaned;
+  // A directory is being split: its names will be in several homes from now on. Any thread, no blocking.
+  std::function<void(InodeId)> spread;
+  // A home has grown big: split() it soon, on a thread that may wait milliseconds. Absent: whoever made it grow does it.
+  std::function<void(HomeId)> grown;
+  std::uint32_t split_at = 8192;  // names in one home: more, and it is split
   // The store did not do what was asked, for a reason no program above can see from an errno. Any thread, no blocking.
   std::function<void(const std::string&)> trouble;
 };
@@ -48,8 +56,10 @@ struct Listing {
     InodeId inode{};
     std::uint32_t type = 0;
   };
-  std::map<std::uint64_t, Name> names;               // by sequence number
-  std::map<std::string, std::uint64_t> sequence_of;  // of each live name
+  // By cursor: the sequence number; above kShardBits which of the directory's homes it is, counted while reading.
+  std::map<std::uint64_t, Name> names;
+  std::unordered_map<std::string, std::uint64_t> sequence_of;  // of each live name of one home
+  static constexpr unsigned kShardBits = 40;
 };
 
 class Metadata {
@@ -86,26 +96,59 @@ class Metadata {
     int error = 0;
     Listing listing;
   };
-  // Brings `known` (an empty one to begin) up to date, reading only what was added.
+  // Brings `known` (an empty one to begin) up to date, reading only what was added, as long as one home has all names.
   Task<ListReply> list(InodeId directory, Listing known);
 
   // For fsck: settles a debt or a promise (its whole key), or a directory that is being removed. 0, or an errno.
   Task<int> settle_record(std::string key);
   Task<int> settle_directory(InodeId directory);
   Task<int> drop_nameless(InodeId directory);  // ENOTEMPTY
+  Task<int> settle_split(HomeId home);         // waits for a recent one, carries on one that was left
+  Task<int> settle_shard(HomeId home);         // for fsck: the same, and a removal that was called off
+  Task<InodeId> directory_of(HomeId home);     // whose names, or some of them, are there
+  Task<int> drop_stray_shard(HomeId home);     // whose directory is not there
+  Task<int> split(HomeId home);                // into two. 0, or why it was not done
 
   Nanos now() const;
 
  private:
   Task<Reply> ask(HomeId home, const char* procedure, std::string arguments);  // waits for another's lease to end
   Task<int> pause(HomeId home, Nanos time);
+
+  // Which of a directory's homes has a name, as far as is known; a reply for which elsewhere() holds says more.
+  HomeId home_for(InodeId directory, const std::string& name) const { return home_from(home_of(directory), name); }
+  HomeId home_from(HomeId home, const std::string& name) const;
+  void learn(HomeId home, const Reply& reply);
+  static bool elsewhere(const Reply& reply) { return reply.error == EREMCHG || reply.error == EXFULL; }
+  // After such a reply of `home`: makes it the home to ask next.
+  Task<int> follow(Reply reply, HomeId& home, std::string name);
+  // For requests that are the same in whichever home the name is.
+  Task<Reply> ask_name(HomeId home, std::string name, const char* procedure, std::string arguments);
+  // The answer of a directory's first home: links, size, times and listing of the others are added.
+  Task<Reply> with_shards(Reply first);
+  // Asks the other homes that `first`, the answer of `home`, tells of, and theirs, until one refuses.
+  Task<Reply> ask_shards(HomeId home, Reply first, const char* procedure, std::string arguments);
+  Task<int> unmark_dying(InodeId directory, Dying dying);
+  Task<int> drop_directory(InodeId directory);
+  Task<int> drop_directory_soon(InodeId directory);
+  Task<int> split_when_big(HomeId home, std::uint32_t names);
+  bool big(const Reply& reply) const { return reply.error == 0 && reply.live >= options_.split_at; }
+  Task<int> split_now(HomeId home);
+  Task<int> carry_split(HomeId home, Split split);
+  Task<ListReply> list_home(HomeId home, Listing known);
   Task<Reply> meet_directory(Entry entry, Reply found);
   // Waits for, or settles, a move that left `name` marked. 0, or an errno.
   Task<int> settle_move(HomeId home, std::string name);
-  Task<int> settle_dying(Inode directory);
+  Task<int> settle_dying(Inode directory, HomeId met);  // met: the home that said so
   Task<int> pay(InodeId inode, HomeId debtor, std::uint64_t debt);
+  // Both: EREMCHG when a name has moved to another home before anything was done.
   Task<Reply> rename_within(HomeId home, std::string from_name, std::string to_name, std::uint32_t flags);
-  Task<Reply> rename_across(HomeId from, std::string from_name, HomeId to, std::string to_name, std::uint32_t flags);
+  struct Place {
+    InodeId directory;
+    HomeId home;
+    std::string name;
+  };
+  Task<Reply> rename_across(Place from, Place to, std::uint32_t flags);
   Task<int> check_no_cycle(InodeId moved, InodeId to);
   Task<int> lock_renames(std::uint64_t owner);
   Task<int> mark_dying(InodeId directory, Dying dying);
@@ -119,6 +162,11 @@ class Metadata {
   MetadataOptions options_;
   // Home numbers reserved in the store and not yet given to a directory: the next one, and in the lower bits how many.
   std::atomic<std::uint64_t> homes_{0};
+
+  std::atomic<bool> any_shards_{false};
+  mutable std::shared_mutex shards_mutex_;
+  std::unordered_map<std::uint64_t, Split> shards_;   // by home: base and children. Guarded by shards_mutex_
+  std::unordered_map<std::uint64_t, std::uint32_t> splitting_;  // by home: not to be tried below. Guarded by shards_mutex_
 };
 
 // The errno for an operation that failed as a whole.

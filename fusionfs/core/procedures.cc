@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <unordered_map>
 
-#include "fusionfs/core/requests.h"
+#include "fusionfs/core/shard.h"
+#include "fusionfs/core/splitting.h"
 
 namespace fusionfs {
 namespace {
@@ -14,271 +14,9 @@ using base::fail;
 using base::Result;
 using zht::Transaction;
 
-constexpr std::chrono::milliseconds kMarkerLife{std::chrono::hours(24)};
-constexpr std::chrono::milliseconds kLeaseRecordLife{std::chrono::minutes(3)};
-
-// A listing is rewritten without its dead records when they are more than half of it; but never more than this many
-// bytes inside one request, which would hold up the partition's other users: bigger ones wait until they have shrunk.
-constexpr std::uint64_t kMaxCompaction = std::uint64_t{8} << 20;
-constexpr std::uint32_t kMinRecordsToCompact = 64;
-constexpr std::size_t kCompactedFragment = std::size_t{1} << 20;
-
-Reply refuse(int error) {
-  Reply reply;
-  reply.error = error;
-  return reply;
-}
-
-// The keys of one home, decoded.
-class Shard {
- public:
-  Shard(Transaction& tables, HomeId home) : tables_(tables), home_(home) {}
-
-  HomeId home() const { return home_; }
-  bool local(InodeId inode) const { return home_of(inode) == home_; }
-
-  // Reads the directory's own record and the tail of its listing. An errno when there is none, or it is dying.
-  Result<int> open() {
-    TRY_LET(directory, inode(make_inode(home_, kDirectoryCounter)));
-    if (!directory) return ENOENT;
-    const auto tail = tables_.lookup(listing_key(home_), zht::Range::tail(1));
-    if (!tail) return fail(Code::corrupt, "directory ", tag_of(home_), " has an inode and no listing");
-    Bytes bytes = tail->value;
-    auto record = decode_listing(bytes);
-    if (!record || !bytes.empty()) return fail(Code::corrupt, "listing of ", tag_of(home_), ": last record is damaged");
-    directory_ = std::move(*directory);
-    tail_ = std::move(*record);
-    listing_size_ = tail->size;
-    return directory_.has(Inode::kDying) ? ESTALE : 0;
-  }
-  // Asks for the lease of the names for `session`. Returns how long another session has it: nothing may change then.
-  Result<Nanos> claim(std::uint64_t session) {
-    const Nanos now = tables_.now().time_since_epoch().count();
-    Lease lease;
-    const std::string key = lease_key(home_);
-    if (const auto found = tables_.lookup(key)) {
-      auto decoded = decode_lease(found->value);
-      if (!decoded) return fail(Code::corrupt, "lease of ", tag_of(home_), ": damaged, or of a newer format");
-      lease = *decoded;
-    }
-    // A clock that was set back must not stretch them.
-    lease.until = std::min(lease.until, now + kLeaseLife);
-    lease.contended_until = std::min(lease.contended_until, now + kContended);
-    if (lease.session != session && lease.until > now) {
-      if (lease.contended_until <= now) lease.contended_until = now + kContended;
-      TRY(tables_.insert(key, encode(lease), kLeaseRecordLife));
-      return lease.until - now;
-    }
-    if (session == 0) return Nanos{0};
-    const bool mine = lease.session == session && lease.until > now;
-    if (lease.contended_until <= now && (!mine || lease.until - now < kLeaseLife / 2)) {
-      lease.session = session;
-      lease.until = now + kLeaseLife;
-      TRY(tables_.insert(key, encode(lease), kLeaseRecordLife));
-    } else if (!mine) {
-      return Nanos{0};
-    }
-    lease_left_ = lease.until - now;
-    return Nanos{0};
-  }
-  Nanos lease_left() const { return lease_left_; }
-  Transaction& tables() { return tables_; }
-  const Inode& directory() const { return directory_; }
-  const ListingRecord& tail() const { return tail_; }
-
-  Result<std::optional<Inode>> inode(InodeId id) {
-    const auto found = tables_.lookup(inode_key(id));
-    if (!found) return std::optional<Inode>();
-    auto decoded = decode_inode(id, found->value);
-    if (!decoded) return fail(Code::corrupt, "inode ", raw(id), ": damaged, or of a newer format");
-    return decoded;
-  }
-  Result<void> put(Inode& inode) {
-    inode.revision += 1;
-    return tables_.insert(inode_key(inode.id), encode(inode));
-  }
-  Result<void> erase(const Inode& inode) {
-    TRY(tables_.remove(inode_key(inode.id)));
-    if (inode.has(Inode::kHasAttributes)) TRY(tables_.remove(attributes_key(inode.id)));
-    return {};
-  }
-
-  Result<std::optional<Entry>> entry(Bytes name) {
-    const auto found = tables_.lookup(entry_key(home_, name));
-    if (!found) return std::optional<Entry>();
-    auto decoded = decode_entry(found->value);
-    if (!decoded)
-      return fail(Code::corrupt, "entry ", base::escape(name), " of ", tag_of(home_),
-                  ": damaged, or of a newer format");
-    return decoded;
-  }
-  Result<void> put(Bytes name, const Entry& entry) { return tables_.insert(entry_key(home_, name), encode(entry)); }
-
-  // Both write the entry and the listing. `now` becomes the directory's mtime and ctime.
-  Result<void> add(const std::string& name, const Entry& entry, Nanos now) {
-    TRY(put(name, entry));
-    tail_.live += 1;
-    if (is_directory(entry.type)) tail_.directories += 1;
-    return log(ListingRecord::Kind::add, name, entry, now);
-  }
-  Result<void> take(const std::string& name, const Entry& entry, Nanos now) {
-    TRY(tables_.remove(entry_key(home_, name)));
-    tail_.live -= 1;
-    if (is_directory(entry.type)) tail_.directories -= 1;
-    return log(ListingRecord::Kind::remove, name, entry, now);
-  }
-  // Only the directory's times change.
-  Result<void> touch(Nanos mtime, Nanos ctime) {
-    tail_.kind = ListingRecord::Kind::state;
-    tail_.name.clear();
-    tail_.inode = InodeId{};
-    tail_.type = 0;
-    tail_.mtime = mtime;
-    tail_.ctime = ctime;
-    return append();
-  }
-
-  // A counter that no inode of this home has. It only comes round after 268 million creations.
-  Result<std::uint32_t> next_counter() {
-    for (int tries = 0; tries < 1000; ++tries) {
-      const std::uint32_t counter = tail_.next;
-      tail_.next = counter == kMaxCounter ? kFirstFileCounter : counter + 1;
-      if (!tables_.lookup(inode_key(make_inode(home_, counter)), zht::Range::nothing())) return counter;
-    }
-    return fail(Code::no_space, "directory shard ", tag_of(home_), " has no free inode number");
-  }
-
-  // Takes one link off a local inode; the inode goes with its last link unless the mount has it open.
-  Result<void> drop_link(InodeId id, Nanos now, const std::vector<InodeId>& held, std::optional<Inode>& after,
-                         bool& gone) {
-    TRY_LET(found, inode(id));
-    if (!found) return {};  // taken care of before
-    Inode file = std::move(*found);
-    if (file.links > 0) file.links -= 1;
-    file.ctime = std::max(file.ctime, now);
-    gone = file.links == 0 && std::find(held.begin(), held.end(), id) == held.end();
-    if (gone) {
-      file.revision += 1;
-      TRY(erase(file));
-    } else {
-      TRY(put(file));
-    }
-    after = std::move(file);
-    return {};
-  }
-  // The same for any inode: a foreign one leaves a debt.
-  Result<void> release(const Entry& entry, Nanos now, const std::vector<InodeId>& held, Reply& reply,
-                       std::optional<Inode>& after) {
-    if (is_directory(entry.type)) return {};  // its own home was marked dying; the caller drops it
-    if (local(entry.inode)) return drop_link(entry.inode, now, held, after, reply.gone);
-    // Unique among all homes: the payer remembers it.
-    std::string place = tag_of(home_);
-    base::Writer(place).u64(tail_.sequence);
-    reply.debt = base::hash64(place);
-    return tables_.insert(debt_key(home_, reply.debt), std::to_string(raw(entry.inode)));
-  }
-  Result<void> set_ctime(InodeId id, Nanos now, std::optional<Inode>& after) {
-    if (!local(id)) return {};
-    TRY_LET(found, inode(id));
-    if (!found) return fail(Code::corrupt, "inode ", raw(id), " has a name in its home and no record");
-    found->ctime = std::max(found->ctime, now);
-    TRY(put(*found));
-    after = std::move(found);
-    return {};
-  }
-
- private:
-  Result<void> log(ListingRecord::Kind kind, const std::string& name, const Entry& entry, Nanos now) {
-    tail_.kind = kind;
-    tail_.name = name;
-    tail_.inode = entry.inode;
-    tail_.type = entry.type;
-    tail_.mtime = std::max(tail_.mtime, now);
-    tail_.ctime = std::max(tail_.ctime, now);
-    return append();
-  }
-  Result<void> append() {
-    tail_.sequence += 1;
-    tail_.records += 1;
-    std::string bytes;
-    encode(tail_, bytes);
-    TRY(tables_.append(listing_key(home_), bytes));
-    listing_size_ += bytes.size();
-    if (tail_.records < kMinRecordsToCompact || tail_.live >= tail_.records / 2) return {};
-    if (tail_.live > 0 && listing_size_ > kMaxCompaction) return {};
-    return compact();
-  }
-  Result<void> compact() {
-    std::vector<ListingRecord> kept;
-    if (tail_.live > 0) {
-      const auto whole = tables_.lookup(listing_key(home_));
-      if (!whole) return fail(Code::corrupt, "listing of ", tag_of(home_), " is gone");
-      std::unordered_map<std::string, std::size_t> place;  // of a live name in `kept`; size_t: index
-      Bytes rest = whole->value;
-      std::vector<ListingRecord> all;
-      while (!rest.empty()) {
-        auto record = decode_listing(rest);
-        if (!record)
-          return fail(Code::corrupt, "listing of ", tag_of(home_), ": damaged at byte ",
-                      whole->value.size() - rest.size());
-        if (record->kind == ListingRecord::Kind::add) {
-          place[record->name] = all.size();
-          all.push_back(std::move(*record));
-        } else if (record->kind == ListingRecord::Kind::remove) {
-          place.erase(record->name);
-        }
-      }
-      for (std::size_t i = 0; i < all.size(); ++i) {
-        const auto found = place.find(all[i].name);
-        if (found != place.end() && found->second == i) kept.push_back(std::move(all[i]));
-      }
-    }
-    tail_.kind = ListingRecord::Kind::state;
-    tail_.name.clear();
-    tail_.inode = InodeId{};
-    tail_.type = 0;
-    tail_.generation += 1;
-    tail_.records = static_cast<std::uint32_t>(kept.size()) + 1;
-    std::string last;
-    encode(tail_, last);
-    // The state is a fragment of its own: the next change reads only that.
-    TRY(tables_.remove(listing_key(home_)));
-    std::string bytes;
-    listing_size_ = last.size();
-    for (auto& record : kept) {
-      record.generation = tail_.generation;
-      encode(record, bytes);
-      if (bytes.size() < kCompactedFragment) continue;
-      TRY(tables_.append(listing_key(home_), bytes));
-      listing_size_ += bytes.size();
-      bytes.clear();
-    }
-    if (!bytes.empty()) TRY(tables_.append(listing_key(home_), bytes));
-    listing_size_ += bytes.size();
-    return tables_.append(listing_key(home_), last);
-  }
-
-  Transaction& tables_;
-  HomeId home_;
-  Inode directory_;
-  ListingRecord tail_;
-  std::uint64_t listing_size_ = 0;
-  Nanos lease_left_ = 0;
-};
-
-// Opens the shard as a directory that takes part in a change; a refusal ends the procedure.
-#define OPEN_DIRECTORY(shard)                                        \
-  {                                                                  \
-    TRY_LET(open_error, (shard).open());                             \
-    if (open_error != 0) {                                           \
-      Reply refused = refuse(open_error);                            \
-      if (open_error == ESTALE) refused.inode = (shard).directory(); \
-      return refused;                                                \
-    }                                                                \
-  }
-
 Result<Reply> lookup(Transaction& tables, HomeId home, const NameRequest& request) {
   Shard shard(tables, home);
+  HERE(shard, request.name, false);
   TRY_LET(entry, shard.entry(request.name));
   if (!entry) return refuse(ENOENT);
   Reply reply;
@@ -313,8 +51,9 @@ Result<Reply> create(Shard& shard, const CreateRequest& request) {
   inode.content = request.target;
   inode.size = request.target.size();
   if (is_regular(request.mode)) inode.flags = Inode::kInline;
-  if ((shard.directory().mode & 02000) != 0) {
-    inode.gid = shard.directory().gid;
+  const bool known = shard.local(shard.directory().id);
+  if (((known ? shard.directory().mode : request.parent_mode) & 02000) != 0) {
+    inode.gid = known ? shard.directory().gid : request.parent_gid;
     if (is_directory(request.mode)) inode.mode |= 02000;
   }
   Entry entry;
@@ -322,7 +61,7 @@ Result<Reply> create(Shard& shard, const CreateRequest& request) {
   if (is_directory(request.mode)) {
     inode.id = request.directory;
     inode.links = 2;
-    inode.parent = make_inode(shard.home(), kDirectoryCounter);
+    inode.parent = shard.directory().id;
     entry.initial = encode(inode);
   } else {
     TRY_LET(counter, shard.next_counter());
@@ -428,6 +167,7 @@ Result<Reply> rename(Shard& shard, const RenameRequest& request) {
 Result<Reply> move_begin(Transaction& tables, HomeId home, const TransferRequest& request) {
   Shard shard(tables, home);
   OPEN_DIRECTORY(shard);
+  HERE(shard, request.name, true);
   TRY_LET(entry, shard.entry(request.name));
   if (!entry) return refuse(ENOENT);
   Reply reply;
@@ -512,6 +252,7 @@ Result<Reply> move_end(Shard& shard, const TransferRequest& request) {
 
 Result<Reply> move_undo(Transaction& tables, HomeId home, const TransferRequest& request) {
   Shard shard(tables, home);
+  HERE(shard, request.name, true);
   TRY_LET(entry, shard.entry(request.name));
   if (!entry || !entry->moving || entry->moving->transfer != request.transfer) return Reply{};
   entry->moving.reset();
@@ -615,6 +356,13 @@ Result<Reply> reap(Transaction& tables, HomeId home, const DropRequest& request)
   return reply;
 }
 
+// The other homes of the directory: what this one answers is only of its own names.
+Result<void> add_shards(Shard& shard, Reply& reply) {
+  TRY_LET(split, shard.split());
+  if (split) tell_shards(*split, reply);
+  return {};
+}
+
 Result<Reply> setattr(Transaction& tables, HomeId home, const SetRequest& request) {
   Shard shard(tables, home);
   const bool directory = counter_of(request.inode) == kDirectoryCounter;
@@ -660,6 +408,7 @@ Result<Reply> setattr(Transaction& tables, HomeId home, const SetRequest& reques
     TRY(shard.put(inode));
   }
   Reply reply;
+  if (directory) TRY(add_shards(shard, reply));
   reply.inode = std::move(inode);
   return reply;
 }
@@ -738,6 +487,7 @@ Result<Reply> change_attribute(Transaction& tables, HomeId home, const Attribute
   if (counter_of(request.inode) == kDirectoryCounter) {
     TRY_LET(error, shard.open());
     if (error == 0) overlay(*inode, shard.tail());
+    TRY(add_shards(shard, reply));
   }
   reply.inode = std::move(inode);
   return reply;
@@ -768,6 +518,7 @@ Result<Reply> stat_directory(Transaction& tables, HomeId home, const DirectoryRe
   reply.error = error;
   reply.inode = shard.directory();
   overlay(*reply.inode, shard.tail());
+  TRY(add_shards(shard, reply));
   return reply;
 }
 
@@ -795,7 +546,22 @@ Result<Reply> make_directory(Transaction& tables, HomeId home, const DirectoryRe
   }
   reply.inode = shard.directory();
   overlay(*reply.inode, shard.tail());
+  TRY(add_shards(shard, reply));
   return reply;
+}
+
+// Of the directory's first home the mark is in its inode.
+Result<void> set_dying(Shard& shard, const std::string& dying) {
+  Inode inode = shard.directory();
+  if (shard.local(inode.id)) {
+    inode.flags = static_cast<std::uint8_t>(dying.empty() ? inode.flags & ~Inode::kDying : inode.flags | Inode::kDying);
+    inode.content = dying;
+    return shard.put(inode);
+  }
+  TRY_LET(split, shard.split());
+  if (!split) return fail(Code::corrupt, tag_of(shard.home()), " is no directory");
+  split->dying = dying;
+  return shard.put(*split);
 }
 
 Result<Reply> mark_dying(Transaction& tables, HomeId home, const DirectoryRequest& request) {
@@ -803,9 +569,12 @@ Result<Reply> mark_dying(Transaction& tables, HomeId home, const DirectoryReques
   Shard shard(tables, home);
   TRY_LET(error, shard.open());
   if (error == ENOENT) return refuse(ENOENT);
+  TRY_LET(split, shard.split());
+  if (split && split->under_way()) return refuse(EXFULL);
   Reply reply;
+  TRY(add_shards(shard, reply));
   reply.inode = shard.directory();
-  if (error == ESTALE) {
+  if (error == ESTALE && shard.local(shard.directory().id)) {
     const auto before = decode_dying(shard.directory().content);
     if (before && before->transfer == request.dying->transfer) return reply;  // by this very caller
     reply.error = EAGAIN;
@@ -815,23 +584,21 @@ Result<Reply> mark_dying(Transaction& tables, HomeId home, const DirectoryReques
     reply.error = ENOTEMPTY;
     return reply;
   }
-  reply.inode->flags |= Inode::kDying;
-  reply.inode->content = encode(*request.dying);
-  TRY(shard.put(*reply.inode));
+  // Whoever has marked the first home may mark the others, whatever an earlier removal has left there.
+  TRY(set_dying(shard, encode(*request.dying)));
   return reply;
 }
 
 Result<Reply> unmark_dying(Transaction& tables, HomeId home, const DirectoryRequest& request) {
   Shard shard(tables, home);
   TRY_LET(error, shard.open());
-  if (error != ESTALE || !request.dying) return Reply{};
+  Reply reply;
+  TRY(add_shards(shard, reply));
+  if (error != ESTALE || !request.dying) return reply;
   const auto before = decode_dying(shard.directory().content);
-  if (!before || before->transfer != request.dying->transfer) return Reply{};
-  Inode inode = shard.directory();
-  inode.flags = static_cast<std::uint8_t>(inode.flags & ~Inode::kDying);
-  inode.content.clear();
-  TRY(shard.put(inode));
-  return Reply{};
+  if (!before || before->transfer != request.dying->transfer) return reply;
+  TRY(set_dying(shard, {}));
+  return reply;
 }
 
 // The last step of a removal: the name is gone already.
@@ -840,9 +607,33 @@ Result<Reply> drop_directory(Transaction& tables, HomeId home, const DirectoryRe
   TRY_LET(error, shard.open());
   if (error == ENOENT) return Reply{};
   if (error != ESTALE) return refuse(EBUSY);
-  TRY(shard.erase(shard.directory()));
+  if (shard.local(shard.directory().id)) TRY(shard.erase(shard.directory()));
   TRY(tables.remove(listing_key(home)));
+  TRY(tables.remove(split_key(home)));
   return Reply{};
+}
+
+// The names that a request is about belong to this home; else the refusal.
+template <typename Request>
+Result<std::optional<Reply>> elsewhere(Shard& shard, const Request& request) {
+  if constexpr (std::is_same_v<Request, RenameRequest>) {
+    TRY_LET(from, shard.elsewhere(request.from, true));
+    if (from) return from;
+    return shard.elsewhere(request.to, true);
+  } else {
+    return shard.elsewhere(request.name, true);
+  }
+}
+
+// Another home of a directory whose times were set.
+Result<Reply> touch_directory(Transaction& tables, HomeId home, const DirectoryRequest& request) {
+  Shard shard(tables, home);
+  TRY_LET(error, shard.open());
+  if (error != 0 && error != ESTALE) return Reply{};
+  TRY(shard.touch(request.mtime, request.ctime));
+  Reply reply;
+  TRY(add_shards(shard, reply));
+  return reply;
 }
 
 // A change of the names of a directory, under its lease.
@@ -850,6 +641,8 @@ template <typename Request, Result<Reply> (*act)(Shard&, const Request&)>
 Result<Reply> change(Transaction& tables, HomeId home, const Request& request) {
   Shard shard(tables, home);
   OPEN_DIRECTORY(shard);
+  TRY_LET(refused, elsewhere(shard, request));
+  if (refused) return std::move(*refused);
   TRY_LET(wait, shard.claim(request.session));
   if (wait > 0) {
     Reply reply = refuse(EUSERS);
@@ -859,6 +652,9 @@ Result<Reply> change(Transaction& tables, HomeId home, const Request& request) {
   TRY_LET(reply, act(shard, request));
   reply.sequence = shard.tail().sequence;
   reply.lease_left = shard.lease_left();
+  reply.live = shard.tail().live;
+  TRY_LET(split, shard.split());
+  reply.sharded = split.has_value();
   return reply;
 }
 
@@ -869,6 +665,7 @@ Result<Reply> finish(Transaction& tables, HomeId home, const Request& request) {
   TRY_LET(error, shard.open());
   if (error != 0 && error != ESTALE) return Reply{};
   if (error == 0) return change<Request, act>(tables, home, request);
+  HERE(shard, request.name, true);
   return act(shard, request);
 }
 
@@ -925,6 +722,12 @@ void add_procedures(zht::Procedures& procedures) {
   add(procedures, "mark_dying", mark_dying);
   add(procedures, "unmark_dying", unmark_dying);
   add(procedures, "drop_directory", drop_directory);
+  add(procedures, "touch_directory", touch_directory);
+  add(procedures, "split_begin", split_begin);
+  add(procedures, "split_read", split_read);
+  add(procedures, "split_install", split_install);
+  add(procedures, "split_done", split_done);
+  add(procedures, "split_finish", split_finish);
 }
 
 }  // namespace fusionfs

@@ -41,6 +41,7 @@ class Packer {
     to_.str(encode(v));
   }
   void put(const Dying& v) { to_.str(encode(v)); }
+  void put(const Split& v) { to_.str(encode(v)); }
   template <typename T>
   void put(const std::optional<T>& v) {
     to_.u8(v ? 1 : 0);
@@ -79,6 +80,7 @@ class Unpacker {
     take(v, decode_inode(id, from_.str()));
   }
   void get(Dying& v) { take(v, decode_dying(from_.str())); }
+  void get(Split& v) { take(v, decode_split(from_.str())); }
   template <typename T>
   void get(std::optional<T>& v) {
     if (from_.u8() != 0) get(v.emplace());
@@ -119,6 +121,8 @@ std::optional<Message> unpack(Bytes bytes) {
 //   EAGAIN       `entry` (or `other_entry`) is moving, or a removal is under way in `inode`: settle that, then ask
 //   again EINPROGRESS  the directory `other_entry` would be replaced: mark it dying first, then ask again ESTALE the
 //   directory is being removed; `inode` is its record
+//   EREMCHG      the name is in another home: `shards` tells which
+//   EXFULL       the name is on its way to another home (a split is under way)
 struct Reply {
   std::int32_t error = 0;
   std::optional<Entry> entry;        // found, made or removed
@@ -132,9 +136,16 @@ struct Reply {
   Nanos lease_left = 0;              // the asking session holds the directory's lease for this long
   Nanos wait = 0;                    // EUSERS: another session's lease ends after this
   std::vector<Inode> inodes;
+  bool sharded = false;          // changes of names: the directory has, or is getting, more than this home
+  std::uint32_t live = 0;        // changes of names: how many are here now
+  std::uint8_t shard_base = 0;   // of the Split of the home that answers
+  std::vector<HomeId> shards;    // its children
+  std::vector<Entry> entries;    // split_read: one for each name asked for that is here ...
+  std::vector<std::string> names;  // ... and its name
   template <typename A>
   void fields(A& a) {
-    a(error, entry, inode, other_entry, other, gone, done, debt, sequence, lease_left, wait, inodes);
+    a(error, entry, inode, other_entry, other, gone, done, debt, sequence, lease_left, wait, inodes, sharded, live,
+      shard_base, shards, entries, names);
   }
 };
 
@@ -154,9 +165,11 @@ struct CreateRequest {  // create
   std::string target;         // of a symlink
   InodeId directory{};        // of a directory: its number, from a new home
   std::uint64_t session = 0;  // of the mount that asks: it is given, and holds, the lease
+  // Of the directory in which it is made, as last known: where its own record is in another home.
+  std::uint32_t parent_mode = 0, parent_gid = 0;
   template <typename A>
   void fields(A& a) {
-    a(name, mode, uid, gid, device, now, target, directory, session);
+    a(name, mode, uid, gid, device, now, target, directory, session, parent_mode, parent_gid);
   }
 };
 struct UnlinkRequest {  // unlink; remove_directory
@@ -282,12 +295,26 @@ struct InodesRequest {  // attributes
     a(inodes);
   }
 };
-struct DirectoryRequest {  // make_directory, mark_dying, unmark_dying, drop_directory, stat_directory
-  std::optional<Inode> inode;
-  std::optional<Dying> dying;
+struct SplitRequest {  // split_begin, split_read, split_install, split_done, split_finish
+  HomeId next{};       // the home that is split off
+  Nanos now = 0;
+  std::uint64_t session = 0;
+  Split split;                     // split_install: of the home asked
+  std::vector<std::string> names;  // split_read, split_install, split_finish
+  std::vector<Entry> entries;      // split_install: of `names`
+  bool last = false;               // split_finish: all other names have been removed
   template <typename A>
   void fields(A& a) {
-    a(inode, dying);
+    a(next, now, session, split, names, entries, last);
+  }
+};
+struct DirectoryRequest {  // make_directory, mark_dying, unmark_dying, drop_directory, stat_directory, touch_directory
+  std::optional<Inode> inode;
+  std::optional<Dying> dying;
+  Nanos mtime = 0, ctime = 0;  // touch_directory
+  template <typename A>
+  void fields(A& a) {
+    a(inode, dying, mtime, ctime);
   }
 };
 

@@ -38,6 +38,16 @@ FileSystem::FileSystem(zht::Client& client, const base::Clock& clock, const Chun
                  .held = [this](HomeId home) { return table_.open_in(home); },
                  .gone = [this](const Inode& inode) { buried(inode); },
                  .orphaned = [this](const Inode& inode) { orphaned(inode); },
+                 .spread = [this](InodeId directory) { spread(directory); },
+                 .grown =
+                     [this](HomeId home) {
+                       begin();
+                       later([this, home] {
+                         wait(metadata_.split(home));
+                         end();
+                       });
+                     },
+                 .split_at = options_.split_at,
                  .trouble = [this](const std::string& text) { warn(text); }}) {}
 
 FileSystem::~FileSystem() {
@@ -284,7 +294,11 @@ void FileSystem::note_names(InodeId directory, base::Time asked, const Reply& re
     if (inode->names) inode->names->complete = false;
     return;
   }
-  if (!options_.leases || reply.sequence == 0) return;
+  if (reply.sharded) {
+    inode->spread = true;
+    inode->names.reset();
+  }
+  if (!options_.leases || reply.sequence == 0 || inode->spread) return;
   if (!inode->names) inode->names = std::make_unique<KnownNames>();
   KnownNames& known = *inode->names;
   known.seen = std::max(known.seen, reply.sequence);
@@ -299,6 +313,14 @@ void FileSystem::note_names(InodeId directory, base::Time asked, const Reply& re
   if (!removed.empty()) known.names.erase(removed);
   if (!added.empty()) known.names.insert(added);
   if (known.names.size() > kMostNames) known.complete = false;
+}
+
+void FileSystem::spread(InodeId directory) {
+  const auto inode = table_.find(directory);
+  if (!inode) return;
+  const std::lock_guard lock(inode->mutex);
+  inode->spread = true;
+  inode->names.reset();
 }
 
 void FileSystem::forget_names(InodeId directory) {
@@ -327,7 +349,7 @@ bool FileSystem::should_load_names(InodeId directory) {
   if (!inode->names || inode->names->complete || inode->names->loading) return false;
   KnownNames& known = *inode->names;
   if (clock_.now() >= known.lease_until || ++known.misses < kMissesToLoad) return false;
-  if (inode->record.size > 4096 + 32 * kMostNames) return false;  // as overlay() computes it
+  if (inode->spread || inode->record.size > 4096 + 32 * kMostNames) return false;  // as overlay() computes it
   known.misses = 0;
   known.loading = true;
   return true;
@@ -344,7 +366,8 @@ void FileSystem::remember_names(MountedInode& directory, const Listing& listing)
 }
 
 Task<int> FileSystem::load_names(InodeId directory) {
-  Metadata::ListReply listed = co_await metadata_.list(directory, {});
+  Listing none;
+  Metadata::ListReply listed = co_await metadata_.list(directory, std::move(none));
   if (const auto inode = table_.find(directory)) {
     const std::lock_guard lock(inode->mutex);
     if (inode->names) {
@@ -526,6 +549,14 @@ std::shared_ptr<Content> FileSystem::content_of(MountedInode& inode) {
   return inode.content;
 }
 
+// As last known; nothing is asked.
+Inode FileSystem::seen_directory(InodeId directory) {
+  const auto known = table_.find(directory);
+  if (!known) return {};
+  const std::lock_guard lock(known->mutex);
+  return view(known->record);
+}
+
 Task<Looked> FileSystem::make(InodeId directory, CreateRequest request) {
   Looked looked;
   if (request.name.size() > kMaxName) looked.error = ENAMETOOLONG;
@@ -536,13 +567,10 @@ Task<Looked> FileSystem::make(InodeId directory, CreateRequest request) {
   const base::Time asked = clock_.now();
   const std::string name = request.name;
   const bool is_dir = is_directory(request.mode);
-  if (is_directory(request.mode)) {
-    const auto parent = table_.get(directory, 0);
-    Inode seen;
-    {
-      const std::lock_guard lock(parent->mutex);
-      seen = view(parent->record);
-    }
+  const Inode seen = seen_directory(directory);
+  request.parent_mode = seen.mode;
+  request.parent_gid = seen.gid;
+  if (is_dir) {
     reply = co_await metadata_.make_directory(directory, std::move(request), seen);
   } else {
     reply = co_await metadata_.create(directory, std::move(request));
@@ -571,6 +599,9 @@ Task<Opened> FileSystem::create(InodeId directory, std::string name, std::uint32
   request.mode = S_IFREG | (mode & 07777);
   request.uid = uid;
   request.gid = gid;
+  const Inode seen = seen_directory(directory);
+  request.parent_mode = seen.mode;
+  request.parent_gid = seen.gid;
   const base::Time asked = clock_.now();
   Reply reply = co_await metadata_.create(directory, std::move(request));
   note_names(directory, asked, reply, reply.error == 0 ? 1 : 0, "", reply.error == 0 ? name : "");
@@ -1134,7 +1165,6 @@ Task<DirectoryPage> FileSystem::read_directory(std::shared_ptr<OpenDirectory> di
   }
   const std::uint64_t after = cursor > kDotDot ? cursor - kDotDot : 0;
   auto at = directory->listing.names.upper_bound(after);
-  const HomeId home = home_of(directory->id);
   while (at != directory->listing.names.end() && page.entries.size() < most) {
     const auto& [sequence, name] = *at;
     DirectoryEntry entry;
@@ -1142,24 +1172,27 @@ Task<DirectoryPage> FileSystem::read_directory(std::shared_ptr<OpenDirectory> di
     entry.inode = name.inode;
     entry.type = name.type;
     entry.next = sequence + kDotDot;
-    // Directories and files that moved here live in other homes: the kernel looks those up when it needs to.
-    if (attributes && home_of(name.inode) == home) {
+    // A directory's record is in its own home: the kernel looks it up when it needs to.
+    if (attributes && counter_of(name.inode) != kDirectoryCounter) {
       if (clock_.now() - directory->ahead_at > options_.attribute_timeout) directory->ahead.clear();
       auto found = directory->ahead.find(raw(name.inode));
       if (found == directory->ahead.end()) {
-        std::vector<InodeId> wanted;
-        for (auto next = at; next != directory->listing.names.end() && wanted.size() < kAhead; ++next) {
-          if (home_of(next->second.inode) == home) wanted.push_back(next->second.inode);
-        }
-        const base::Time asked = clock_.now();
-        Reply reply = co_await metadata_.inodes(home, std::move(wanted));
-        if (reply.error != 0) {
-          if (page.entries.empty()) page.error = reply.error;
-          co_return page;
+        std::map<HomeId, std::vector<InodeId>> wanted;
+        std::size_t count = 0;
+        for (auto next = at; next != directory->listing.names.end() && count < kAhead; ++next, ++count) {
+          const InodeId id = next->second.inode;
+          if (counter_of(id) != kDirectoryCounter) wanted[home_of(id)].push_back(id);
         }
         directory->ahead.clear();
-        directory->ahead_at = asked;
-        for (auto& inode : reply.inodes) directory->ahead.emplace(raw(inode.id), std::move(inode));
+        directory->ahead_at = clock_.now();
+        for (auto& [home, ids] : wanted) {
+          Reply reply = co_await metadata_.inodes(home, std::move(ids));
+          if (reply.error != 0) {
+            if (page.entries.empty()) page.error = reply.error;
+            co_return page;
+          }
+          for (auto& inode : reply.inodes) directory->ahead.emplace(raw(inode.id), std::move(inode));
+        }
         found = directory->ahead.find(raw(name.inode));
         if (found == directory->ahead.end()) directory->ahead.emplace(raw(name.inode), Inode{});  // it went since
         found = directory->ahead.find(raw(name.inode));

@@ -31,6 +31,10 @@ struct FileSystemOptions {
   std::chrono::milliseconds commit_interval{2000};  // uncommitted writes of files still open
   std::chrono::milliseconds session_life{30'000};
   bool read_only = false;
+  std::uint32_t split_at = MetadataOptions{}.split_at;
+  // Whoever calls write() calls flush() too before it answers, so that a close has nothing left to do. For a store in
+  // this process, where a commit costs less than the kernel's FLUSH request.
+  bool commit_at_once = false;
   bool leases =
       true;  // take the lease of directories in which names change: names known to be absent are not asked for
   // The page cache of this inode shows what is no longer so. Called on a thread of its own.
@@ -109,6 +113,7 @@ class FileSystem {
   // Puts up to `size` bytes in `to`; `got` less at the end of the file.
   int read(InodeId inode, std::uint64_t offset, char* to, std::size_t size, std::size_t& got);
   int write(InodeId inode, std::uint64_t offset, base::Bytes bytes);
+  bool commits_at_once() const { return options_.commit_at_once; }
   Task<int> allocate(InodeId inode, int mode, std::uint64_t offset, std::uint64_t size);
   int seek(InodeId inode, std::uint64_t offset, bool data, std::uint64_t& found);
 
@@ -143,9 +148,11 @@ class FileSystem {
                   const std::string& added);
   void forget_names(InodeId directory);
   bool surely_absent(InodeId directory, const std::string& name);
+  Inode seen_directory(InodeId directory);
   bool should_load_names(InodeId directory);  // counts a miss
   Task<int> load_names(InodeId directory);
   void remember_names(MountedInode& directory, const Listing& listing);  // its mutex is held
+  void spread(InodeId directory);
   void touch_directory(InodeId directory);                               // its times have changed
   Task<int> commit_in_turn(std::shared_ptr<MountedInode> inode);
   Task<int> commit(std::shared_ptr<MountedInode> inode);

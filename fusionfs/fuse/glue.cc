@@ -216,14 +216,21 @@ void on_link(fuse_req_t request, fuse_ino_t inode, fuse_ino_t parent, const char
   serve(request, files_of(request).link(inode_of(inode), inode_of(parent), name), reply_looked);
 }
 
+// Whether close(2) need not ask us: nothing was written, or each write was committed. A file opened for both may have
+// shared mappings, whose pages the kernel writes back before a FLUSH only.
+bool close_is_idle(const FileSystem& files, int flags) {
+  const int access = flags & O_ACCMODE;
+  return access == O_RDONLY || (access == O_WRONLY && files.commits_at_once());
+}
+
 void on_open(fuse_req_t request, fuse_ino_t inode, fuse_file_info* info) {
   fuse_file_info file = *info;
   serve(request, files_of(request).open(inode_of(inode), info->flags),
         [file, inode](fuse_req_t to, const Opened& opened) mutable {
           if (opened.error != 0) return answer_error(to, opened.error);
           file.keep_cache = opened.keep_cache ? 1 : 0;
-          file.noflush = (file.flags & O_ACCMODE) == O_RDONLY ? 1 : 0;  // nothing to commit
           FileSystem& files = files_of(to);
+          file.noflush = close_is_idle(files, file.flags) ? 1 : 0;
           if (fuse_reply_open(to, &file) != 0) start(files.release(inode_of(inode)), [](int) {});
         });
 }
@@ -238,6 +245,7 @@ void on_create(fuse_req_t request, fuse_ino_t parent, const char* name, mode_t m
           FileSystem& files = glue.files;
           const fuse_entry_param entry = to_entry(glue, opened.inode);
           file.keep_cache = opened.keep_cache ? 1 : 0;
+          file.noflush = close_is_idle(files, file.flags) ? 1 : 0;
           if (fuse_reply_create(to, &entry, &file) != 0) {
             const InodeId id = opened.inode.id;
             start(files.release(id), [&files, id](int) { files.forget(id, 1); });
@@ -260,12 +268,19 @@ void on_read(fuse_req_t request, fuse_ino_t inode, std::size_t size, off_t offse
 
 void on_write(fuse_req_t request, fuse_ino_t inode, const char* bytes, std::size_t size, off_t offset,
               fuse_file_info*) {
-  const int error =
-      files_of(request).write(inode_of(inode), static_cast<std::uint64_t>(offset), base::Bytes(bytes, size));
-  if (error != 0)
-    answer_error(request, error);
-  else
+  FileSystem& files = files_of(request);
+  const int error = files.write(inode_of(inode), static_cast<std::uint64_t>(offset), base::Bytes(bytes, size));
+  if (error != 0) return answer_error(request, error);
+  if (!files.commits_at_once()) {
     fuse_reply_write(request, size);
+    return;
+  }
+  serve(request, files.flush(inode_of(inode)), [size](fuse_req_t to, int failed) {
+    if (failed != 0)
+      answer_error(to, failed);
+    else
+      fuse_reply_write(to, size);
+  });
 }
 
 void on_flush(fuse_req_t request, fuse_ino_t inode, fuse_file_info*) {
@@ -473,10 +488,17 @@ void on_copy_file_range(fuse_req_t request, fuse_ino_t from, off_t from_offset, 
     if (error != 0) break;
     copied += got;
   }
-  if (error != 0 && copied == 0)
-    answer_error(request, error);
-  else
+  if (error != 0 && copied == 0) return answer_error(request, error);
+  if (!files.commits_at_once()) {
     fuse_reply_write(request, copied);
+    return;
+  }
+  serve(request, files.flush(inode_of(to)), [copied](fuse_req_t answer_to, int failed) {
+    if (failed != 0)
+      answer_error(answer_to, failed);
+    else
+      fuse_reply_write(answer_to, copied);
+  });
 }
 
 }  // namespace

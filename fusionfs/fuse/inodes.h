@@ -91,6 +91,7 @@ struct MountedInode {
   std::uint64_t dirty_from = 0, dirty_to = 0;  // inline bytes to commit
   int write_error = 0;                         // of a commit in the background: told once
   std::unique_ptr<KnownNames> names;           // directories in which this mount changes names
+  bool spread = false;                         // over several homes: no lease covers all names, `names` is of no use
   std::shared_ptr<Content> content;            // when there are chunks, or will be
 };
 

@@ -48,6 +48,7 @@ class FileSystemTest : public testing::Test {
     made.client = store_->client();
     FileSystemOptions options;
     options.attribute_timeout = std::chrono::milliseconds(0);  // two mounts, one model
+    options.split_at = 6;                                      // the random ones grow past it
     options.leases = leases;                                   // they take turns more often than leases end
     options.warn = [](const std::string& text) { ADD_FAILURE() << text; };
     made.files = std::make_unique<FileSystem>(*made.client, store_->clock(), *chunks_, options);

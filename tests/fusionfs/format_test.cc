@@ -124,5 +124,28 @@ TEST(Format, ListingRecordsFollowEachOther) {
   EXPECT_TRUE(rest.empty());
 }
 
+TEST(Format, SplitGoldenBytes) {
+  Split split;
+  split.moved = true;
+  split.base = 2;
+  split.prefix = 3;
+  split.directory = InodeId{0x10};
+  split.children = {HomeId{5}};
+  split.next = HomeId{6};
+  split.since = 7;
+  split.dying = "x";
+  const std::string bytes = encode(split);
+  EXPECT_EQ(base::to_hex(bytes),
+            "01020201"
+            "03000000000000001000000000000000050000000000000006000000000000000700000000000000"
+            "0100000078");
+  EXPECT_EQ(encode(*decode_split(bytes)), bytes);
+  for (std::size_t size = 0; size < bytes.size(); ++size) EXPECT_FALSE(decode_split(base::Bytes(bytes).substr(0, size)));
+  // The names with bit 2 set are with the child, those with bit 3 have moved to the next one.
+  EXPECT_EQ(split.place(0b0111), HomeId{5});
+  EXPECT_EQ(split.place(0b1011), HomeId{6});
+  EXPECT_EQ(split.place(0b0011), std::nullopt);
+}
+
 }  // namespace
 }  // namespace fusionfs
