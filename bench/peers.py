@@ -216,15 +216,16 @@ def need_fuse():
 
 @contextlib.contextmanager
 def fusionfs(binaries, durability):
-    """A FusionFS mount over a node of our own; yields an empty folder in it."""
+    """A FusionFS mount, which is the local node of a fresh data folder too; yields an empty folder in it."""
     need_fuse()
-    cores = len(os.sched_getaffinity(0))
-    with node(binaries, durability, instances=cores) as data, folder() as place:
-        point = os.path.join(place, "mnt")
+    with folder() as place:
+        data, point = os.path.join(place, "data"), os.path.join(place, "mnt")
         os.mkdir(point)
-        environment = dict(os.environ, ZHT_DATA=data)
-        done = subprocess.run([os.path.join(binaries, "fusionfs"), "mount", point], env=environment, check=False, text=True,
-                              stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=DEADLINE)
+        environment = dict(os.environ, ZHT_DATA=data, ZHT_DURABILITY=durability)
+        environment.pop("ZHT_CLUSTER", None)
+        quiet = {"env": environment, "check": False, "stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+        done = subprocess.run([os.path.join(binaries, "fusionfs"), "mount", point], text=True, stderr=subprocess.PIPE,
+                              timeout=DEADLINE, **quiet)
         if done.returncode != 0:
             raise Unavailable(f"fusionfs mount: {done.stderr.strip()}")
         try:
@@ -233,6 +234,7 @@ def fusionfs(binaries, durability):
             yield os.path.join(point, "bench")
         finally:
             unmount(point)
+            subprocess.run([os.path.join(binaries, "zht"), "stop"], stderr=subprocess.DEVNULL, timeout=2 * DEADLINE, **quiet)
 
 
 @contextlib.contextmanager

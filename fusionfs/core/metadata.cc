@@ -73,7 +73,7 @@ Task<int> Metadata::pause(HomeId home, Nanos time) {
 }
 
 void Metadata::forget(HomeId home, const char* procedure, std::string arguments) {
-  client_.submit(Operation::update(tag_of(home), procedure, std::move(arguments)), [](Outcome) {});
+  call_and_forget(client_, Operation::update(tag_of(home), procedure, std::move(arguments)));
 }
 
 Task<Reply> Metadata::make_root(std::uint32_t mode, std::uint32_t uid, std::uint32_t gid) {
@@ -297,7 +297,7 @@ Task<int> Metadata::pay(InodeId inode, HomeId debtor, std::uint64_t debt) {
   Reply reply = co_await ask(home_of(inode), "fusionfs.pay_debt", pack(request));
   if (reply.error != 0) co_return reply.error;
   settle_links(reply, reply.inode);
-  client_.submit(Operation::remove(debt_key(debtor, debt), true), [](Outcome) {});
+  call_and_forget(client_, Operation::remove(debt_key(debtor, debt), true));
   co_return 0;
 }
 
@@ -512,7 +512,7 @@ Task<int> Metadata::settle_move(HomeId home, std::string name) {
   Reply ended = co_await ask_name(home, name, "fusionfs.move_end", pack(request));
   if (ended.error != 0) co_return ended.error;
   if (outcome.debt != 0 && outcome.other_entry) co_await pay(outcome.other_entry->inode, moving.to, outcome.debt);
-  client_.submit(Operation::remove(transfer_key(moving.to, moving.transfer), true), [](Outcome) {});
+  call_and_forget(client_, Operation::remove(transfer_key(moving.to, moving.transfer), true));
   co_return 0;
 }
 
@@ -793,7 +793,7 @@ Task<Reply> Metadata::rename_across(Place from_place, Place to_place, std::uint3
       settle_links(installed, installed.other);
       if (installed.debt != 0) co_await pay(installed.other_entry->inode, to, installed.debt);
     }
-    client_.submit(Operation::remove(transfer_key(to, transfer), true), [](Outcome) {});
+    call_and_forget(client_, Operation::remove(transfer_key(to, transfer), true));
     if (!result.inode && !directories) {
       SetRequest touch;
       touch.inode = begun.entry->inode;
@@ -804,7 +804,7 @@ Task<Reply> Metadata::rename_across(Place from_place, Place to_place, std::uint3
     break;
   }
   if (locked)
-    client_.submit(Operation::cswap_remove(kRenameLockKey, Condition::equals(std::to_string(owner))), [](Outcome) {});
+    call_and_forget(client_, Operation::cswap_remove(kRenameLockKey, Condition::equals(std::to_string(owner))));
   co_return result;
 }
 

@@ -1,7 +1,6 @@
 // The part of Metadata that knows that a directory may have several homes: which of them has a name, what they say
 // together, and how one is split in two.
 #include <algorithm>
-#include <mutex>
 
 #include "fusionfs/core/metadata.h"
 
@@ -17,6 +16,14 @@ constexpr Nanos kAbandoned = 3'000'000'000;                     // a split left 
 constexpr std::uint64_t kListingPage = std::uint64_t{4} << 20;  // bytes
 constexpr std::size_t kMovedAtOnce = 1000;                      // names of one request
 constexpr int kMaxRounds = 1000;
+
+struct Exclusive {
+  explicit Exclusive(std::shared_mutex& guarded) : mutex(guarded) { mutex.lock(); }
+  ~Exclusive() { mutex.unlock(); }
+  Exclusive(const Exclusive&) = delete;
+  Exclusive& operator=(const Exclusive&) = delete;
+  std::shared_mutex& mutex;
+};
 
 std::string nothing() { return pack(DirectoryRequest{}); }
 
@@ -37,7 +44,7 @@ HomeId Metadata::home_from(HomeId home, const std::string& name) const {
 
 void Metadata::learn(HomeId home, const Reply& reply) {
   if (reply.shards.empty()) return;
-  const std::unique_lock lock(shards_mutex_);
+  const Exclusive lock(shards_mutex_);
   Split& known = shards_[raw(home)];
   if (known.children.size() >= reply.shards.size()) return;
   known.base = reply.shard_base;
@@ -170,7 +177,7 @@ Task<int> Metadata::drop_directory(InodeId directory) {
     }
   }
   Reply dropped = co_await ask(home, "fusionfs.drop_directory", nothing());
-  const std::unique_lock lock(shards_mutex_);
+  const Exclusive lock(shards_mutex_);
   shards_.erase(raw(home));
   co_return dropped.error;
 }
@@ -187,7 +194,7 @@ Task<int> Metadata::drop_directory_soon(InodeId directory) {
 
 Task<int> Metadata::split_when_big(HomeId home, std::uint32_t names) {
   {
-    const std::unique_lock lock(shards_mutex_);
+    const Exclusive lock(shards_mutex_);
     // A split that failed (no room, say) is tried again when there are a good many names more.
     std::uint32_t& tried = splitting_[raw(home)];
     if (names < tried) co_return 0;
@@ -203,7 +210,7 @@ Task<int> Metadata::split_when_big(HomeId home, std::uint32_t names) {
 
 Task<int> Metadata::split(HomeId home) {
   const int error = co_await split_now(home);
-  const std::unique_lock lock(shards_mutex_);
+  const Exclusive lock(shards_mutex_);
   if (error == 0) splitting_.erase(raw(home));
   co_return error;
 }

@@ -65,27 +65,42 @@ class [[nodiscard]] Task {
 // wake-ups fewer than through the client's own thread. For a caller that has nothing else to do and may block.
 class CallsBlock {
  public:
-  CallsBlock() : before_(std::exchange(now_, true)) {}
+  // every: also those that could be under way beside others, or that nobody waits for: with a client in the store's own
+  // process making them is less work than handing them over.
+  enum class Which { none, lone, every };
+  explicit CallsBlock(Which which) : before_(std::exchange(now_, which)) {}
   ~CallsBlock() { now_ = before_; }
   CallsBlock(const CallsBlock&) = delete;
   CallsBlock& operator=(const CallsBlock&) = delete;
-  static bool now() { return now_; }
+  static Which now() { return now_; }
 
  private:
-  bool before_;
-  static inline thread_local bool now_ = false;
+  Which before_;
+  static inline thread_local Which now_ = Which::none;
 };
+
+// An operation that nobody waits for.
+inline void call_and_forget(zht::Client& client, zht::Operation operation) {
+  if (CallsBlock::now() == CallsBlock::Which::every)
+    client.call(std::move(operation));
+  else
+    client.submit(std::move(operation), [](zht::Outcome) {});
+}
 
 // One operation, awaited. Begins when constructed, so that several can be under way at once:
 //   Call one(client, a, {}, Call::Style::beside), two(client, b);
 //   auto first = co_await one; auto second = co_await two;
 class Call {
  public:
-  enum class Style { alone, beside };  // beside: never blocks, something else is to be done meanwhile
+  enum class Style { alone, beside };  // beside: something else is to be done meanwhile
 
   Call(zht::Client& client, zht::Operation operation, zht::Millis timeout = {}, Style style = Style::alone)
       : state_(std::make_shared<State>()) {
-    if (style == Style::alone && CallsBlock::now()) {
+    using Which = CallsBlock::Which;
+    const Which which = CallsBlock::now();
+    // A callback may take seconds: whoever waits for one lets its thread go on.
+    if (operation.kind != zht::OpKind::callback &&
+        (which == Which::every || (which == Which::lone && style == Style::alone))) {
       state_->outcome = client.call(std::move(operation), timeout);
       state_->step.store(kReplied, std::memory_order_release);
       return;

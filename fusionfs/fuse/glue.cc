@@ -22,8 +22,9 @@ template <typename T, typename Reply>
 void serve(fuse_req_t request, Task<T> task, Reply reply) {
   FileSystem& files = files_of(request);
   // Alone: this thread waits for the store itself, which is quickest. Beside others: it goes on to the next request.
-  std::optional<CallsBlock> alone;
-  if (files.begin() == 0) alone.emplace();
+  using Which = CallsBlock::Which;
+  const bool first = files.begin() == 0;
+  const CallsBlock calls(glue_of(request).options.store_in_process ? Which::every : first ? Which::lone : Which::none);
   start(std::move(task), [&files, request, reply = std::move(reply)](T result) mutable {
     reply(request, result);
     files.end();

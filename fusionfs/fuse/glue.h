@@ -14,6 +14,7 @@ struct GlueOptions {
   bool access_lists = false;  // POSIX ACLs, enforced by the kernel
   bool writeback = false;     // the kernel gathers writes; O_APPEND from two nodes at once is then not atomic
   std::uint32_t max_background = 64;
+  bool store_in_process = false;  // calls of the store are made by the thread that read the request, always
 };
 
 // The userdata of the session: lives as long as it.

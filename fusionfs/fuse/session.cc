@@ -212,7 +212,9 @@ namespace {
 
 // The session that signals end. libfuse's own handlers would also take SIGPIPE; these wake serve_mount's thread only.
 fuse_session* signalled = nullptr;
+volatile sig_atomic_t signal_came = 0;
 void on_signal(int) {
+  signal_came = 1;
   if (signalled != nullptr) fuse_session_exit(signalled);
 }
 
@@ -241,7 +243,7 @@ struct SignalHandlers {
 
 }  // namespace
 
-Result<void> serve_mount(zht::Client& client, const MountOptions& options, const std::function<void()>& ready) {
+Result<bool> serve_mount(zht::Client& client, const MountOptions& options, const std::function<void()>& ready) {
   static const support::Log log("fusionfs.mount");
   rlimit files{};
   if (::getrlimit(RLIMIT_NOFILE, &files) == 0) {
@@ -254,6 +256,7 @@ Result<void> serve_mount(zht::Client& client, const MountOptions& options, const
   FileSystemOptions file_options;
   file_options.attribute_timeout = std::chrono::milliseconds(static_cast<long>(options.attribute_timeout * 1000));
   file_options.read_only = options.read_only;
+  file_options.commit_at_once = options.store_in_process;
   file_options.warn = [](const std::string& text) { log.warn(text); };
   file_options.changed_elsewhere = [&session](InodeId inode) {
     if (session != nullptr) fuse_lowlevel_notify_inval_inode(session, raw(inode), 0, 0);
@@ -278,6 +281,7 @@ Result<void> serve_mount(zht::Client& client, const MountOptions& options, const
   glue.options.attribute_timeout = options.attribute_timeout;
   glue.options.access_lists = options.access_lists;
   glue.options.writeback = options.writeback;
+  glue.options.store_in_process = options.store_in_process;
   Result<void> result;
   session = fuse_session_new(&arguments, &fuse_operations(), sizeof(fuse_lowlevel_ops), &glue);
   if (session == nullptr) {
@@ -306,7 +310,8 @@ Result<void> serve_mount(zht::Client& client, const MountOptions& options, const
   }
   fuse_opt_free_args(&arguments);
   if (result && error != 0) result = fail(Code::io, "some writes could not be committed: ", std::strerror(error));
-  return result;
+  if (!result) return result.error();
+  return signal_came != 0;
 }
 
 }  // namespace fusionfs

@@ -26,6 +26,7 @@ struct MountOptions {
   double attribute_timeout = 1.0;  // seconds
   double entry_timeout = 1.0;
   int threads = 2;  // that read requests from the kernel
+  bool store_in_process = false;  // the client given executes on the calling thread (zht/local_server.h)
 };
 
 // Reads one "-o" list: "ro,attr_timeout=5". invalid names the option that is not known, or its value.
@@ -36,8 +37,8 @@ base::Result<void> parse_options(const std::string& list, MountOptions& options)
 base::Result<void> check_mount_point(const MountOptions& options);
 
 // Mounts, calls `ready`, serves until unmounted or SIGTERM, SIGINT or SIGHUP, commits what is left. The signals must be
-// blocked in every thread when this is called. Errors: what mounting met; io: something could not be committed.
-base::Result<void> serve_mount(zht::Client& client, const MountOptions& options, const std::function<void()>& ready);
+// blocked in every thread when this is called. Returns whether a signal ended it. Errors: what mounting met; io: something could not be committed.
+base::Result<bool> serve_mount(zht::Client& client, const MountOptions& options, const std::function<void()>& ready);
 
 // Unmounts; a busy one only when `lazy`. not_found: nothing of ours is mounted there.
 base::Result<void> unmount(const std::string& directory, bool lazy);

@@ -8,10 +8,12 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <nlohmann/json.hpp>
 
 #include "fusionfs/fuse/session.h"
 #include "fusionfs/tool/verbs.h"
+#include "zht/local_server.h"
 #include "zht/support/log.h"
 #include "zht/support/output.h"
 #include "zht/support/paths.h"
@@ -35,15 +37,48 @@ void block_signals() {
   ::sigprocmask(SIG_BLOCK, &set, nullptr);
 }
 
-Result<void> serve(const support::CommonFlags& common, const MountOptions& options,
+// Serves the mount until it ends. In the background, a local node that is not running yet runs in this process: most of what
+// a mount does is then done without a switch to another one.
+Result<void> serve(const support::CommonFlags& common, MountOptions options, bool may_be_node,
                    const std::function<void()>& ready) {
   block_signals();
-  TRY_LET(lock, support::hold_service(options.data_folder, service_name(options.directory)));
+  auto lock = support::hold_service(options.data_folder, service_name(options.directory));
+  if (!lock) return lock.error();
+  std::optional<support::LockFile> held(std::move(*lock));
   zht::ClientOptions client_options = common.client_options();
   client_options.data_folder = options.data_folder;
   if (common.timeout.count() == 0) client_options.timeout = kDefaultTimeout;
-  TRY_LET(client, zht::connect(client_options));
-  return serve_mount(*client, options, ready);
+  std::unique_ptr<zht::LocalServer> node;
+  std::unique_ptr<zht::Client> client;
+  const char* cluster = std::getenv("ZHT_CLUSTER");
+  if (may_be_node && client_options.cluster.empty() && (cluster == nullptr || *cluster == '\0') &&
+      client_options.start_node) {
+    auto started = zht::LocalServer::start(options.data_folder);
+    if (!started && started.code() != Code::conflict) return started.error();
+    if (started) {
+      node = std::move(*started);
+      client = node->client();
+      options.store_in_process = true;
+      if (!common.quiet)
+        std::fprintf(stderr, "zht: started a local node in %s (stop it with: zht stop)\n", options.data_folder.c_str());
+    }
+  }
+  if (!client) {
+    TRY_LET(connected, zht::connect(client_options));
+    client = std::move(connected);
+  }
+  const auto served = serve_mount(*client, options, ready);
+  if (!served) return served.error();
+  held.reset();
+  if (!node) return {};
+  // Others may be using the node: it stays until it is stopped, or this process is.
+  client.reset();
+  support::SignalWaiter signals({SIGTERM, SIGINT});
+  if (*served) node->stop();
+  while (!node->ended(std::chrono::milliseconds(0))) {
+    if (signals.wait(std::chrono::milliseconds(500))) node->stop();
+  }
+  return {};
 }
 
 // What the process in the background tells the one that was asked: a byte (0: mounted, else the error's code) and a
@@ -76,7 +111,7 @@ Result<int> mount_in_background(const support::CommonFlags& common, const MountO
     ::dup2(null, 1);
     bool mounted = false;
     const std::string log = options.data_folder + "/fusionfs.log";
-    const auto result = serve(common, options, [&] {
+    const auto result = serve(common, options, true, [&] {
       mounted = true;
       // Until now the terminal saw what went wrong.
       const int file = ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
@@ -194,7 +229,7 @@ void add_mount_verbs(support::Program& program) {
       options.directory = mount_point_of(arguments->directory);
       TRY(check_mount_point(options));
       if (arguments->foreground) {
-        TRY(serve(common, options, [] {}));
+        TRY(serve(common, options, false, [] {}));
         return 0;
       }
       return mount_in_background(common, options);

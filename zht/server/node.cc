@@ -453,10 +453,21 @@ void Node::run(support::SignalWaiter& signals) {
     support::SignalWaiter& signals;
   } on_signal(parts, signals);
   parts.loop.add(signals.fd(), EPOLLIN, on_signal).value();
+  run();
+  parts.loop.remove(signals.fd(), on_signal);
+}
+
+void Node::stop() {
+  parts_->loop.post([parts = parts_.get()] { parts->stop(); });
+}
+
+void Node::leave() { parts_->loop.stop(); }
+
+void Node::run() {
+  Parts& parts = *parts_;
   parts.keep_services();
   parts.loop.every(std::chrono::milliseconds(500), [&parts] { parts.keep_services(); });
   parts.loop.run();
-  parts.loop.remove(signals.fd(), on_signal);
   parts.end_redis();
   parts.endpoint->stop();
   parts.pool.join();

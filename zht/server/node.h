@@ -63,6 +63,10 @@ class Node {
   ~Node();
   // Serves until a signal of `signals` or a stop request; then ends the services, the instances and the sockets.
   void run(support::SignalWaiter& signals);
+  // The same for a caller who takes care of signals himself, and calls stop() from another thread.
+  void run();
+  void stop();
+  void leave();  // as stop(), but the folder's services stay
   // Instead of run(), for an embedded node: a thread serves the manager's requests until the node is destroyed.
   void run_embedded();
   // A client without sockets, any number, any thread. It may outlive the node: its operations are unavailable then.
