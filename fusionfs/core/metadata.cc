@@ -787,6 +787,7 @@ Task<Reply> Metadata::rename_across(Place from_place, Place to_place, std::uint3
     result = installed;
     result.error = ended.error;
     if (ended.error != 0) break;
+    result.left = ended.changed;
     if (ended.inode) result.inode = std::move(ended.inode);
     if (install.dying != InodeId{}) co_await drop_directory_soon(install.dying);
     if ((flags & kExchange) == 0 && installed.other_entry) {
@@ -847,6 +848,7 @@ Task<Reply> Metadata::link(InodeId inode, std::uint32_t type, InodeId directory,
     promised.sequence = added.sequence;
     promised.lease_left = added.lease_left;
     promised.sharded = added.sharded;
+    promised.changed = added.changed;
     co_return promised;
   }
   co_return refuse(EIO);

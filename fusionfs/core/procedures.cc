@@ -653,6 +653,7 @@ Result<Reply> change(Transaction& tables, HomeId home, const Request& request) {
   reply.sequence = shard.tail().sequence;
   reply.lease_left = shard.lease_left();
   reply.live = shard.tail().live;
+  reply.changed = shard.tail().mtime;
   TRY_LET(split, shard.split());
   reply.sharded = split.has_value();
   return reply;

@@ -138,6 +138,8 @@ struct Reply {
   std::vector<Inode> inodes;
   bool sharded = false;          // changes of names: the directory has, or is getting, more than this home
   std::uint32_t live = 0;        // changes of names: how many are here now
+  Nanos changed = 0;             // changes of names: the directory's mtime and ctime by them
+  Nanos left = 0;                // (by Metadata::rename, not sent) the same of the directory that the name left
   std::uint8_t shard_base = 0;   // of the Split of the home that answers
   std::vector<HomeId> shards;    // its children
   std::vector<Entry> entries;    // split_read: one for each name asked for that is here ...
@@ -145,7 +147,7 @@ struct Reply {
   template <typename A>
   void fields(A& a) {
     a(error, entry, inode, other_entry, other, gone, done, debt, sequence, lease_left, wait, inodes, sharded, live,
-      shard_base, shards, entries, names);
+      changed, shard_base, shards, entries, names);
   }
 };
 

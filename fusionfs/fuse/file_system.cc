@@ -288,7 +288,6 @@ void FileSystem::note_names(InodeId directory, base::Time asked, const Reply& re
   const auto inode = table_.find(directory);
   if (!inode) return;
   const std::lock_guard lock(inode->mutex);
-  if (records > 0) inode->known_at = base::Time{};
   if (reply.error == EIO) {  // done or not: nobody knows
     inode->known_at = base::Time{};
     if (inode->names) inode->names->complete = false;
@@ -315,6 +314,24 @@ void FileSystem::note_names(InodeId directory, base::Time asked, const Reply& re
   if (known.names.size() > kMostNames) known.complete = false;
 }
 
+void FileSystem::note_change(InodeId directory, Nanos when, unsigned records, int names, int directories) {
+  const auto inode = table_.find(directory);
+  if (!inode) return;
+  const std::lock_guard lock(inode->mutex);
+  Inode& record = inode->record;
+  if (record.mode == 0 || when == 0) {
+    inode->known_at = base::Time{};
+    return;
+  }
+  // As overlay() makes it of the listing.
+  record.mtime = std::max(record.mtime, when);
+  record.ctime = std::max(record.ctime, when);
+  record.links = static_cast<std::uint32_t>(static_cast<int>(record.links) + directories);
+  record.size += static_cast<std::uint64_t>(static_cast<std::int64_t>(32 * names));
+  record.blocks = (record.size + 511) / 512;
+  record.revision += records;
+}
+
 void FileSystem::spread(InodeId directory) {
   const auto inode = table_.find(directory);
   if (!inode) return;
@@ -327,7 +344,6 @@ void FileSystem::forget_names(InodeId directory) {
   const auto inode = table_.find(directory);
   if (!inode) return;
   const std::lock_guard lock(inode->mutex);
-  inode->known_at = base::Time{};
   if (inode->names) inode->names->complete = false;
 }
 
@@ -578,6 +594,7 @@ Task<Looked> FileSystem::make(InodeId directory, CreateRequest request) {
   looked.error = reply.error;
   note_names(directory, asked, reply, reply.error == 0 ? 1 : 0, "", reply.error == 0 ? name : "");
   if (reply.error != 0) co_return looked;
+  note_change(directory, reply.changed, 1, 1, is_dir ? 1 : 0);
   const auto made = table_.get(reply.inode->id, 1);
   looked.inode = absorb(*made, *reply.inode);
   if (is_dir && options_.leases) {
@@ -617,6 +634,7 @@ Task<Opened> FileSystem::create(InodeId directory, std::string name, std::uint32
   }
   opened.error = reply.error;
   if (reply.error != 0) co_return opened;
+  note_change(directory, reply.changed, 1, 1, 0);
   const auto inode = table_.get(reply.inode->id, 1);
   table_.opened(inode->id);
   const std::lock_guard lock(inode->mutex);
@@ -643,6 +661,7 @@ Task<Looked> FileSystem::link(InodeId id, InodeId directory, std::string name) {
   note_names(directory, asked, reply, reply.error == 0 ? 1 : 0, "", reply.error == 0 ? name : "");
   looked.error = reply.error;
   if (reply.error != 0) co_return looked;
+  note_change(directory, reply.changed, 1, 1, 0);
   looked.inode = absorb(*table_.get(id, 1), *reply.inode, true);
   co_return looked;
 }
@@ -696,6 +715,7 @@ Task<int> FileSystem::unlink(InodeId directory, std::string name) {
   Reply reply = co_await metadata_.unlink(directory, name);
   note_names(directory, asked, reply, reply.error == 0 ? 1 : 0, reply.error == 0 ? name : "", "");
   if (reply.error != 0) co_return reply.error;
+  note_change(directory, reply.changed, 1, -1, 0);
   if (reply.inode && reply.inode->links > 0) {
     if (const auto known = table_.find(reply.inode->id)) absorb(*known, *reply.inode, true);
   } else if (!reply.inode) {
@@ -710,6 +730,7 @@ Task<int> FileSystem::remove_directory(InodeId directory, std::string name) {
   Reply reply = co_await metadata_.remove_directory(directory, name);
   note_names(directory, asked, reply, reply.error == 0 ? 1 : 0, reply.error == 0 ? name : "", "");
   if (reply.error != 0) co_return reply.error;
+  note_change(directory, reply.changed, 1, -1, -1);
   if (const auto known = table_.find(reply.entry->inode)) {
     const std::lock_guard lock(known->mutex);
     known->gone = true;
@@ -738,6 +759,16 @@ Task<int> FileSystem::rename(InodeId from, std::string from_name, InodeId to, st
       forget_names(to);
   }
   if (reply.error != 0) co_return reply.error;
+  if (reply.done) {
+    const auto directory = [](const std::optional<Entry>& entry) { return entry && is_directory(entry->type) ? 1 : 0; };
+    const int moved = directory(reply.entry), other = directory(reply.other_entry), over = replaced ? 1 : 0;
+    if (from == to && (reply.left == 0 || exchanged)) {
+      note_change(to, std::max(reply.changed, reply.left), exchanged ? 4 : 2 + over, exchanged ? 0 : -over, exchanged ? 0 : -other);
+    } else {
+      note_change(to, reply.changed, 1 + over, 1 - over, moved - other);
+      note_change(from, reply.left, exchanged ? 2 : 1, exchanged ? 0 : -1, (exchanged ? other : 0) - moved);
+    }
+  }
   if (reply.entry) {
     if (reply.inode) {
       if (const auto known = table_.find(reply.inode->id)) absorb(*known, *reply.inode, true);

@@ -146,6 +146,8 @@ class FileSystem {
   // records, took away `removed` and added `added` (either may be empty).
   void note_names(InodeId directory, base::Time asked, const Reply& reply, unsigned records, const std::string& removed,
                   const std::string& added);
+  // What `records` of our records at `when` have made of a directory's own attributes: nobody need ask for them.
+  void note_change(InodeId directory, Nanos when, unsigned records, int names, int directories);
   void forget_names(InodeId directory);
   bool surely_absent(InodeId directory, const std::string& name);
   Inode seen_directory(InodeId directory);

@@ -97,6 +97,8 @@ Result<void> parse_options(const std::string& list, MountOptions& options) {
       options.access_lists = false;
     else if (plain && name == "writeback")
       options.writeback = true;
+    else if (plain && name == "embed")
+      options.embed = true;
     else if (plain && name == "dev")
       options.device_files = true;
     else if (plain && name == "nodev")

@@ -26,6 +26,7 @@ struct MountOptions {
   double attribute_timeout = 1.0;  // seconds
   double entry_timeout = 1.0;
   int threads = 2;  // that read requests from the kernel
+  bool embed = false;  // be the local node too, when none runs (the mount's business is then done in one process)
   bool store_in_process = false;  // the client given executes on the calling thread (zht/local_server.h)
 };
 

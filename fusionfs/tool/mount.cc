@@ -37,10 +37,9 @@ void block_signals() {
   ::sigprocmask(SIG_BLOCK, &set, nullptr);
 }
 
-// Serves the mount until it ends. In the background, a local node that is not running yet runs in this process: most of what
-// a mount does is then done without a switch to another one.
-Result<void> serve(const support::CommonFlags& common, MountOptions options, bool may_be_node,
-                   const std::function<void()>& ready) {
+// Serves the mount until it ends. With -o embed a local node that is not running yet runs in this process: most of what a
+// mount does is then done without a switch to another one.
+Result<void> serve(const support::CommonFlags& common, MountOptions options, const std::function<void()>& ready) {
   block_signals();
   auto lock = support::hold_service(options.data_folder, service_name(options.directory));
   if (!lock) return lock.error();
@@ -51,7 +50,7 @@ Result<void> serve(const support::CommonFlags& common, MountOptions options, boo
   std::unique_ptr<zht::LocalServer> node;
   std::unique_ptr<zht::Client> client;
   const char* cluster = std::getenv("ZHT_CLUSTER");
-  if (may_be_node && client_options.cluster.empty() && (cluster == nullptr || *cluster == '\0') &&
+  if (options.embed && client_options.cluster.empty() && (cluster == nullptr || *cluster == '\0') &&
       client_options.start_node) {
     auto started = zht::LocalServer::start(options.data_folder);
     if (!started && started.code() != Code::conflict) return started.error();
@@ -111,7 +110,7 @@ Result<int> mount_in_background(const support::CommonFlags& common, const MountO
     ::dup2(null, 1);
     bool mounted = false;
     const std::string log = options.data_folder + "/fusionfs.log";
-    const auto result = serve(common, options, true, [&] {
+    const auto result = serve(common, options, [&] {
       mounted = true;
       // Until now the terminal saw what went wrong.
       const int file = ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
@@ -229,7 +228,7 @@ void add_mount_verbs(support::Program& program) {
       options.directory = mount_point_of(arguments->directory);
       TRY(check_mount_point(options));
       if (arguments->foreground) {
-        TRY(serve(common, options, false, [] {}));
+        TRY(serve(common, options, [] {}));
         return 0;
       }
       return mount_in_background(common, options);
