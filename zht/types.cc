@@ -1,31 +1,9 @@
 #include "zht/types.h"
 
+#include "zht/operation_names.h"
+
 namespace zht {
 namespace {
-
-std::string_view name_of(OpKind kind) {
-  switch (kind) {
-    case OpKind::insert:
-      return "insert";
-    case OpKind::lookup:
-      return "lookup";
-    case OpKind::remove:
-      return "remove";
-    case OpKind::append:
-      return "append";
-    case OpKind::cswap:
-      return "cswap";
-    case OpKind::callback:
-      return "callback";
-    case OpKind::update:
-      return "update";
-    case OpKind::batch:
-      return "batch";
-    case OpKind::scan:
-      return "scan";
-  }
-  return "unknown";
-}
 
 Operation make(OpKind kind, std::string key) {
   Operation operation;
@@ -77,6 +55,30 @@ Result<void> validate_batch(const Operation& batch, std::uint32_t partition_coun
 }
 
 }  // namespace
+
+std::string_view name_of(OpKind kind) {
+  switch (kind) {
+    case OpKind::insert:
+      return "insert";
+    case OpKind::lookup:
+      return "lookup";
+    case OpKind::remove:
+      return "remove";
+    case OpKind::append:
+      return "append";
+    case OpKind::cswap:
+      return "cswap";
+    case OpKind::callback:
+      return "callback";
+    case OpKind::update:
+      return "update";
+    case OpKind::batch:
+      return "batch";
+    case OpKind::scan:
+      return "scan";
+  }
+  return "unknown";
+}
 
 Bytes hash_tag(Bytes key) {
   if (key.empty() || key.front() != '{') return key;

@@ -165,6 +165,7 @@ void Instance::on_frame(ConnectionId from, const Frame& frame, std::string& out)
   if (frame.type != wire::FrameType::request)
     return answer_error(frame, fail(Code::invalid, "frame of type ", static_cast<int>(frame.type), " is not for an instance"), out);
   statistics_.operations++;
+  statistics_.by_kind[frame.op < statistics_.by_kind.size() ? frame.op : 0]++;
   OperationView operation;
   if (auto decoded = wire::decode_operation(frame, operation); !decoded) return answer_error(frame, decoded.error(), out);
   const PartitionId partition{frame.partition};

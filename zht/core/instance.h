@@ -12,6 +12,7 @@
 //   send the buffers, and instance.take_sends()
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -42,6 +43,7 @@ struct InstanceOptions {
 
 struct InstanceStatistics {
   std::uint64_t operations = 0, changes = 0, retries_answered = 0, redirects = 0, rounds = 0, syncs = 0;
+  std::array<std::uint64_t, 10> by_kind{};  // operations, by OpKind; 0: of no known kind
 };
 
 // A reply for a connection other than the one being served: a watcher's.
@@ -78,7 +80,8 @@ class Instance final : private novoht::Companion {
   void finish_sync(const Result<void>& outcome) { note_failure(outcome); store_->finish_sync(outcome); }
   Result<void> sync();
 
-  InstanceStatistics statistics() const { return statistics_; }
+  const InstanceStatistics& statistics() const { return statistics_; }
+  base::Time round_began() const { return now_; }
   novoht::Statistics store_statistics() const { return store_->statistics(); }
   std::size_t watcher_count() const { return watchers_.count(); }
   std::size_t partition_count() const { return owned_; }

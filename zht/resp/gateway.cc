@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <deque>
 #include <mutex>
@@ -52,6 +53,7 @@ class Gateway::Parts {
       loop_.run();
     });
   }
+  Counts counts() const { return {open_.load(std::memory_order_relaxed), commands_.load(std::memory_order_relaxed)}; }
   void stop() {
     if (!thread_.joinable()) return;
     loop_.stop();
@@ -204,7 +206,7 @@ class Gateway::Parts {
 
   void start(Connection& connection, Command command) {
     const std::uint64_t number = connection.first_slot + connection.slots.size();
-    commands_++;
+    commands_.store(commands_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     Slot& slot = connection.slots.emplace_back();
     slot.protocol = connection.session.protocol;
     slot.plan = plan(connection.session, std::move(command), client_.partition_count());
@@ -349,6 +351,7 @@ class Gateway::Parts {
         write_replies(*found->second);
       }
     closed_.clear();
+    open_.store(connections_.size(), std::memory_order_relaxed);
     if (!wanted_.empty()) loop_.post([] {});
   }
 
@@ -418,9 +421,10 @@ class Gateway::Parts {
   std::unordered_map<std::uint64_t, std::unique_ptr<Connection>> connections_;
   std::vector<std::unique_ptr<Connection>> closed_;
   std::vector<std::uint64_t> touched_;
-  std::uint64_t next_ = 1, commands_ = 0, accepted_ = 0, refused_ = 0;
-  std::size_t held_ = 0;    // bytes of outcomes, all connections
-  std::size_t unread_ = 0;  // bytes that parsers hold, all connections
+  std::uint64_t next_ = 1, accepted_ = 0, refused_ = 0;
+  std::atomic<std::uint64_t> commands_ = 0, open_ = 0;  // written by the loop's thread alone
+  std::size_t held_ = 0;                                // bytes of outcomes, all connections
+  std::size_t unread_ = 0;                              // bytes that parsers hold, all connections
   Facts facts_;
   std::string buffer_;
   std::vector<Operation> wanted_;  // of this turn
@@ -436,5 +440,6 @@ Gateway::~Gateway() = default;
 base::Result<std::string> Gateway::listen(const std::string& address) { return parts_->listen(address); }
 void Gateway::run() { parts_->run(); }
 void Gateway::stop() { parts_->stop(); }
+Gateway::Counts Gateway::counts() const { return parts_->counts(); }
 
 }  // namespace zht::resp

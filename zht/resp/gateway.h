@@ -30,6 +30,10 @@ class Gateway {
   base::Result<std::string> listen(const std::string& address);
   void run();   // starts the thread
   void stop();  // closes every connection, ends the thread
+  struct Counts {
+    std::uint64_t connections = 0, commands = 0;
+  };
+  Counts counts() const;  // any thread
 
  private:
   class Parts;

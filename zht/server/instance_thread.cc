@@ -20,7 +20,7 @@ InstanceThread::InstanceThread(Options options, base::FileSystem& files, const b
                                const Procedures& procedures, const core::MembershipTable& table,
                                const std::string& encoded_table, asio::thread_pool& sync_pool)
     : options_(std::move(options)), files_(files), clock_(clock), procedures_(procedures), table_(table),
-      encoded_table_(encoded_table), sync_pool_(sync_pool) {}
+      encoded_table_(encoded_table), sync_pool_(sync_pool), latencies_(noted_.size()) {}
 
 InstanceThread::~InstanceThread() { stop(); }
 
@@ -74,7 +74,7 @@ void InstanceThread::report(std::function<void(InstanceReport)> deliver) {
   loop_.post([this, deliver = std::move(deliver)] {
     deliver(with_core([this] {
       return InstanceReport{core_->statistics(), core_->store_statistics(), core_->partition_count(),
-                            endpoint_->connection_count(), core_->watcher_count(), core_->failure()};
+                            endpoint_->connection_count(), core_->watcher_count(), core_->failure(), latencies_};
     }));
   });
 }
@@ -144,6 +144,7 @@ bool InstanceThread::close_core_round() {
     if (was_well) logger().error("the store failed and only reads from now on", {{"error", written.error()}});
     return false;
   }
+  note_times();
   for (core::Send& send : core_->take_sends()) {
     const auto to = static_cast<net::ConnectionNumber>(send.to);
     if (to >= kFirstLocal) {
@@ -157,6 +158,16 @@ bool InstanceThread::close_core_round() {
     }
   }
   return true;
+}
+
+// One look at the clock a round, however many operations were in it.
+void InstanceThread::note_times() {
+  const auto& by_kind = core_->statistics().by_kind;
+  if (by_kind == noted_) return;
+  const auto nanos = static_cast<std::uint64_t>(std::max<std::int64_t>(0, (clock_.now() - core_->round_began()).count()));
+  for (std::size_t kind = 0; kind < by_kind.size(); kind++)
+    if (const std::uint64_t more = by_kind[kind] - noted_[kind]; more > 0) latencies_[kind].add(nanos, more);
+  noted_ = by_kind;
 }
 
 // One round for callers of this process, on the thread of whoever holds the core.

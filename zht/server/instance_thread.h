@@ -2,14 +2,17 @@
 #pragma once
 
 #include <asio/thread_pool.hpp>
+#include <array>
 #include <functional>
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 #include <unordered_map>
 
 #include "zht/core/instance.h"
 #include "zht/net/frame_server.h"
+#include "zht/support/histogram.h"
 #include "zht/server/local_queue.h"
 
 namespace zht::server {
@@ -19,6 +22,7 @@ struct InstanceReport {
   novoht::Statistics store;
   std::size_t partitions = 0, connections = 0, watchers = 0;
   std::string failure;
+  std::vector<support::CoarseHistogram> latencies;  // nanoseconds, by OpKind
 };
 
 class InstanceThread final : private net::FrameHandler {
@@ -67,6 +71,7 @@ class InstanceThread final : private net::FrameHandler {
   void local_round(LocalRequest* requests);
   void execute(LocalRequest* requests);
   bool close_core_round();
+  void note_times();
   // Runs `work` as the core's holder; the loop's thread only, inside a round or not.
   template <class Work>
   auto with_core(Work&& work) {
@@ -85,6 +90,9 @@ class InstanceThread final : private net::FrameHandler {
   net::EventLoop loop_;
   std::unique_ptr<core::Instance> core_;
   std::unique_ptr<net::FrameServer> endpoint_;
+  // Touched by whoever holds the core. An operation's time is that of its round: all its replies leave at its end.
+  std::vector<support::CoarseHistogram> latencies_;
+  std::array<std::uint64_t, 10> noted_{};  // operations in latencies_
   bool syncing_ = false;
   bool in_round_ = false;  // of the loop's thread, which then holds local_
   LocalQueue local_{[this](LocalRequest* requests) { local_round(requests); }};  // whoever holds it owns core_ and sinks_

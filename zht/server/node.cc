@@ -12,11 +12,14 @@
 
 #include "zht/client.h"
 #include "zht/net/frame_server.h"
+#include "zht/operation_names.h"
 #include "zht/resp/gateway.h"
+#include "zht/server/http_endpoint.h"
 #include "zht/server/identity.h"
 #include "zht/server/in_process_client.h"
 #include "zht/server/instance_thread.h"
 #include "zht/server/no_files.h"
+#include "zht/server/metrics.h"
 #include "zht/server/service_keeper.h"
 #include "zht/support/config.h"
 #include "zht/support/log.h"
@@ -82,6 +85,23 @@ Result<std::pair<std::string, std::uint16_t>> allowed_address(const std::string&
   return address;
 }
 
+void add_latencies(wire::InstanceStatus& to, const std::vector<support::CoarseHistogram>& latencies) {
+  for (std::size_t kind = 1; kind < latencies.size(); kind++) {
+    const auto& histogram = latencies[kind];
+    if (histogram.count() == 0) continue;
+    auto* one = to.add_latencies();
+    one->set_operation(std::string(name_of(static_cast<OpKind>(kind))));
+    one->set_count(histogram.count());
+    one->set_total_nanos(histogram.sum());
+    one->set_most_nanos(histogram.most());
+    for (std::size_t i = 0; i < support::CoarseHistogram::kBuckets; i++) {
+      if (histogram.bucket(i) == 0) continue;
+      one->add_bucket(static_cast<std::uint32_t>(i));
+      one->add_bucket_count(histogram.bucket(i));
+    }
+  }
+}
+
 resp::Facts facts_of(const wire::Status& status) {
   resp::Facts facts;
   facts.uptime_ms = status.uptime_ms();
@@ -124,6 +144,8 @@ struct Node::Parts final : net::FrameHandler {
   std::unique_ptr<resp::Gateway> redis;
   std::unique_ptr<Client> redis_client;  // ends before the gateway, whose completions it calls
   std::string resp_address;
+  std::unique_ptr<HttpEndpoint> http;
+  std::string http_address;
   bool stopping = false;
   std::thread manager;  // of an embedded node
   std::atomic<std::uint64_t> clients{0};
@@ -136,6 +158,7 @@ struct Node::Parts final : net::FrameHandler {
   void gather(std::function<void(const wire::Status&)> deliver);
   void status(net::ConnectionNumber to, std::uint64_t request);
   Result<void> listen_for_redis(Node& node);
+  Result<void> listen_for_http();
   void end_redis();
   void sync(net::ConnectionNumber to, std::uint64_t request);
   void keep_services();
@@ -185,6 +208,16 @@ void Node::Parts::gather(std::function<void(const wire::Status&)> deliver) {
   message.set_manager_tcp(tcp);
   message.set_manager_unix(unix_path);
   message.set_resp(resp_address);
+  message.set_http(http_address);
+  if (redis) {
+    const resp::Gateway::Counts counts = redis->counts();
+    message.set_resp_connections(counts.connections);
+    message.set_resp_commands(counts.commands);
+  }
+  const ProcessFigures process = process_figures();
+  message.set_resident_bytes(process.resident_bytes);
+  message.set_cpu_ms(static_cast<std::uint64_t>(process.cpu_seconds * 1000));
+  message.set_open_files(process.open_files);
   message.set_durability(settings.durability);
   message.set_uptime_ms(static_cast<std::uint64_t>(
       std::chrono::duration_cast<std::chrono::milliseconds>(clock.now() - started).count()));
@@ -221,6 +254,13 @@ void Node::Parts::gather(std::function<void(const wire::Status&)> deliver) {
         one.set_syncs(report.store.syncs);
         one.set_redirects(report.operations.redirects);
         one.set_failure(report.failure);
+        one.set_changes(report.operations.changes);
+        one.set_retries_answered(report.operations.retries_answered);
+        one.set_log_bytes(report.store.log_bytes);
+        one.set_checkpoint_bytes(report.store.checkpoint_bytes);
+        one.set_checkpoints(report.store.checkpoints);
+        one.set_maintenance_failures(report.store.maintenance_failures);
+        add_latencies(one, report.latencies);
         if (--gathering->left == 0) gathering->deliver(gathering->message);
       });
     });
@@ -359,6 +399,26 @@ Result<void> Node::Parts::listen_for_redis(Node& node) {
   return {};
 }
 
+// Off unless asked for: a port is the machine's, and a node is often just one user's.
+Result<void> Node::Parts::listen_for_http() {
+  TRY(allowed_address(settings.http, settings.insecure));
+  http = std::make_unique<HttpEndpoint>(loop, [this](const std::string& path, HttpEndpoint::Answer answer) {
+    if (path == "/metrics")
+      return gather([answer](const wire::Status& status) {
+        answer({200, "text/plain; version=0.0.4", metrics_text(status)});
+      });
+    if (path == "/healthz")
+      return gather([answer](const wire::Status& status) {
+        const std::string ails = what_ails(status);
+        answer({ails.empty() ? 200 : 503, "text/plain", ails.empty() ? "ok\n" : ails});
+      });
+    answer({path == "/" ? 200 : 404, "text/plain", "/metrics\n/healthz\n"});
+  });
+  TRY_LET(bound, http->listen(settings.http));
+  http_address = bound;
+  return {};
+}
+
 void Node::Parts::end_redis() {
   if (redis) redis->stop();
   redis_client.reset();
@@ -414,13 +474,15 @@ Result<std::unique_ptr<Node>> Node::start(const Settings& settings, const Proced
   // The manager's socket last: who reaches it finds everything else serving.
   if (settings.unix_sockets) TRY(parts.endpoint->listen_unix(parts.unix_path));
   if (!settings.resp.empty()) TRY(parts.listen_for_redis(*node));
+  if (!settings.http.empty()) TRY(parts.listen_for_http());
   logger().info("serving", {{"data", settings.data},
                             {"instances", parts.identity.instance_count},
                             {"partitions", parts.identity.partition_count},
                             {"durability", settings.durability},
                             {"incarnation", parts.identity.member.incarnation},
                             {"listen", parts.tcp.empty() ? std::string("unix") : parts.tcp},
-                            {"resp", parts.resp_address.empty() ? std::string("off") : parts.resp_address}});
+                            {"resp", parts.resp_address.empty() ? std::string("off") : parts.resp_address},
+                            {"http", parts.http_address.empty() ? std::string("off") : parts.http_address}});
   return node;
 }
 

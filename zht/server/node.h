@@ -31,6 +31,7 @@ struct Settings {
   std::string listen;                     // host:port of the manager; empty: unix sockets alone. Instances take the ports
                                           // after it, or any free one where those are in use; port 0: any
   std::string resp;                       // host:port for Redis clients; empty: none
+  std::string http;                       // host:port of /metrics and /healthz; empty: none
   std::uint64_t instances = 0;            // 0: what the data folder has; new: one per core, 8 at most
   std::uint64_t partitions = 0;           // 0: what the data folder has; new: 1024
   std::string durability = "interval";    // none, interval, always

@@ -13,6 +13,7 @@ using namespace std::chrono_literals;
 void add_settings(support::Config& config, Settings& settings) {
   config.add("listen", settings.listen, "host:port of the manager; empty: unix sockets in the data folder alone", "ZHT_LISTEN");
   config.add("resp", settings.resp, "host:port for Redis clients (RESP); empty: none", "ZHT_RESP");
+  config.add("http", settings.http, "host:port of /metrics (Prometheus) and /healthz; empty: none", "ZHT_HTTP");
   config.add("udp", settings.udp, "take small requests as datagrams too, where `listen` says");
   config.add("insecure", settings.insecure, "listen beyond loopback although nothing authenticates the callers");
   config.add("instances", settings.instances, 0, 1024, "threads that serve; 0: what the data folder has, one per core when new");
@@ -58,11 +59,15 @@ listen = ""
 # Where Redis clients connect, host:port. Empty: nowhere. $ZHT_RESP, --resp
 resp = ""
 
+# Where Prometheus finds /metrics, and a load balancer /healthz, host:port. Empty: nowhere; that is the default because every
+# user of a machine may run a node, and a port is the machine's. $ZHT_HTTP, --http
+http = ""
+
 # Small requests are taken as UDP datagrams, too, at the instances' TCP addresses (PROTOCOL.md, "Datagrams"). A source
 # address has to prove itself before anything is done or sent for it.
 udp = true
 
-# Nothing authenticates callers yet, so `listen` and `resp` may name loopback addresses only, unless this is true: then
+# Nothing authenticates callers yet, so `listen`, `resp` and `http` may name loopback addresses only, unless this is true: then
 # whoever reaches the port can read and change everything. --insecure
 insecure = false
 

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "zht/operation_names.h"
 #include "zht/support/output.h"
 #include "zht/support/process.h"
 #include "zht/support/progress.h"
@@ -29,23 +30,6 @@ struct BenchOptions {
 
 constexpr std::array<OpKind, 6> kSix = {OpKind::insert, OpKind::lookup, OpKind::append,
                                         OpKind::cswap,  OpKind::remove, OpKind::callback};
-
-std::string_view name_of_kind(OpKind kind) {
-  switch (kind) {
-    case OpKind::insert:
-      return "insert";
-    case OpKind::lookup:
-      return "lookup";
-    case OpKind::append:
-      return "append";
-    case OpKind::cswap:
-      return "cswap";
-    case OpKind::remove:
-      return "remove";
-    default:
-      return "callback";
-  }
-}
 
 std::string micros(double value) {
   char text[32];
@@ -98,8 +82,8 @@ json phase_json(const std::string& name, const LoadResult& result, const BenchOp
   for (OpKind kind : kSix) {
     const auto& histogram = result.by_kind[static_cast<std::size_t>(kind)];
     if (histogram.count() == 0 || histogram.count() == result.all.count()) continue;
-    phase["by_operation"][std::string(name_of_kind(kind))] = latencies_json(histogram);
-    phase["by_operation"][std::string(name_of_kind(kind))]["operations"] = histogram.count();
+    phase["by_operation"][std::string(name_of(kind))] = latencies_json(histogram);
+    phase["by_operation"][std::string(name_of(kind))]["operations"] = histogram.count();
   }
   if (options.histogram) phase["histogram_us"] = buckets_json(result.all);
   return phase;
@@ -184,7 +168,7 @@ Result<void> bench_load(const support::Program& program, const BenchOptions& opt
     for (OpKind kind : kSix) {
       const auto& histogram = result.by_kind[static_cast<std::size_t>(kind)];
       if (histogram.count() > 0 && histogram.count() < result.all.count())
-        add_row(table, "  " + std::string(name_of_kind(kind)), histogram, result.seconds);
+        add_row(table, "  " + std::string(name_of(kind)), histogram, result.seconds);
     }
     merged.merge(result.all);
   }

@@ -18,7 +18,7 @@ namespace zht::tool {
 namespace {
 
 struct Flags {
-  std::string config_file, listen, resp, instances, partitions, durability, sync_interval, max_value_size;
+  std::string config_file, listen, resp, http, instances, partitions, durability, sync_interval, max_value_size;
   bool insecure = false, background = false, print_config = false, example_config = false;
 };
 
@@ -39,6 +39,7 @@ base::Result<int> serve(const support::Program& program, const Flags& flags, con
   TRY(flag("listen", flags.listen));
   if (flags.instances == "0") return base::fail(base::Code::invalid, "--instances 0: a node has at least one instance");
   TRY(flag("resp", flags.resp));
+  TRY(flag("http", flags.http));
   TRY(flag("instances", flags.instances));
   TRY(flag("partitions", flags.partitions));
   TRY(flag("durability", flags.durability));
@@ -60,6 +61,7 @@ base::Result<int> serve(const support::Program& program, const Flags& flags, con
     pass("--config", absolute_config);
     pass("--listen", flags.listen);
     pass("--resp", flags.resp);
+    pass("--http", flags.http);
     pass("--instances", flags.instances);
     pass("--partitions", flags.partitions);
     pass("--durability", flags.durability);
@@ -96,6 +98,7 @@ void add_serve(support::Program& program, const Procedures& procedures) {
   app.add_option("--config", flags->config_file, "TOML file; --example-config prints one, which is the manual");
   app.add_option("--listen", flags->listen, "host:port for TCP; without it unix sockets in the data folder alone");
   app.add_option("--resp", flags->resp, "host:port for Redis clients");
+  app.add_option("--http", flags->http, "host:port of /metrics and /healthz (default: none)");
   app.add_option("--instances", flags->instances, "threads that serve (new data folders only; default: one per core)");
   app.add_option("--partitions", flags->partitions, "slices of the ring (new data folders only; default: 1024)");
   app.add_option("--durability", flags->durability, "none, interval (default) or always");

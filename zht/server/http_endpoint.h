@@ -1,0 +1,78 @@
+// Answers GET requests, for those who watch the node: Prometheus, a load balancer, curl. On an event loop that does
+// other work, so everything about a request is bounded: 8 KiB, ten seconds to say it and ten to read the answer, 64
+// connections (the longest idle makes way). Our own two hundred lines instead of a library: cpp-httplib gives each
+// connection a thread for as long as it likes to be slow, and reads headers without end.
+//
+//   HttpEndpoint http(loop, [](const std::string& path, HttpEndpoint::Answer answer) { answer({200, "text/plain",
+//   "hi\n"}); }); TRY_LET(address, http.listen("127.0.0.1:9100"));
+//
+// Everything on the loop's thread.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "novoht/base/result.h"
+#include "zht/net/event_loop.h"
+
+namespace zht::server {
+
+struct HttpReply {
+  int status = 200;
+  std::string type, body;
+};
+
+struct HttpLimits {
+  std::size_t request_size = 8192, connections = 64;
+  std::chrono::milliseconds request_time{10'000};  // to say a request; to read an answer
+  std::chrono::milliseconds idle_time{60'000};     // between requests
+  std::chrono::milliseconds answer_time{5'000};    // of the handler; past it 503
+};
+
+class HttpEndpoint {
+ public:
+  using Answer = std::function<void(HttpReply)>;  // once, now or later, on the loop's thread
+  using Handler = std::function<void(const std::string& path, Answer answer)>;  // path: without what follows a '?'
+
+  HttpEndpoint(net::EventLoop& loop, Handler handler, HttpLimits limits = {});
+  ~HttpEndpoint();                                               // closes everything; late answers go nowhere
+  base::Result<std::string> listen(const std::string& address);  // the address it got; errors as net::listen_tcp
+  std::size_t connection_count() const { return connections_.size(); }
+
+ private:
+  struct Connection;
+  struct Listener;
+  using Clock = std::chrono::steady_clock;
+
+  void accept();
+  void on_connection(Connection& connection, std::uint32_t events);
+  void take_request(Connection& connection);
+  void reply(Connection& connection, const HttpReply& reply);
+  void flush(Connection& connection);
+  void look(Clock::time_point now);
+  void close(std::uint64_t number);
+
+  net::EventLoop& loop_;
+  const Handler handler_;
+  const HttpLimits limits_;
+  std::unique_ptr<Listener> listener_;
+  std::unordered_map<std::uint64_t, std::unique_ptr<Connection>> connections_;
+  std::vector<std::unique_ptr<Connection>> closed_;  // their code may still be on the stack
+  std::uint64_t next_ = 1;
+  std::shared_ptr<HttpEndpoint*> self_;  // what late answers and the timer hold on to; empty when this is gone
+};
+
+// A request's first line and headers, as far as they matter here.
+struct HttpRequest {
+  std::string method, path;
+  bool keep_alive = false;
+  std::size_t size = 0;  // bytes of it
+};
+enum class HttpParse { request, more, broken };
+HttpParse parse_http(std::string_view bytes, HttpRequest& request);
+
+}  // namespace zht::server
