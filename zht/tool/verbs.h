@@ -8,6 +8,7 @@ namespace zht::tool {
 void add_key_verbs(support::Program& program);    // insert lookup remove append cswap callback update scan batch
 void add_pipe_verb(support::Program& program);    // pipe
 void add_node_verbs(support::Program& program);   // status members stop
+void add_top_verb(support::Program& program);     // top
 void add_bench_verb(support::Program& program);   // bench
 
 }  // namespace zht::tool
