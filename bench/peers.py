@@ -170,13 +170,14 @@ def beanstalkd(durability, may_fetch, core=None):
 
 
 @contextlib.contextmanager
-def node(binaries, durability, core=None, instances=1, listen=None):
+def node(binaries, durability, core=None, instances=1, listen=None, resp=None):
     """A node of our own in a fresh data folder; yields the folder."""
     with folder() as place:
         data = os.path.join(place, "data")
         argv = [os.path.join(binaries, "zht"), "serve", "--data", data, "--instances", str(instances),
                 "--durability", durability]
         argv += ["--listen", listen] if listen else []
+        argv += ["--resp", resp] if resp else []
         log = open(os.path.join(place, "log"), "wb")
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=pinned(core),
                                    env=dict(os.environ, ZHT_DATA=data))
