@@ -21,9 +21,10 @@ using core::Entry;
 using core::Position;
 
 struct ValueMaker {
-  static ValueView make(const Entry& entry) {
+  static ValueView make(const Entry& entry, const core::ColdValues* cold) {
     ValueView view;
     view.entry_ = &entry;
+    view.cold_ = cold;
     view.size_ = entry.size();
     view.fragment_count_ = entry.fragment_count();
     view.version_ = entry.version;
@@ -38,8 +39,7 @@ std::uint64_t ValueView::fragment_end(std::uint32_t index) const {
 }
 std::optional<Bytes> ValueView::contiguous() const { return static_cast<const Entry*>(entry_)->contiguous(); }
 Result<void> ValueView::read(std::uint64_t offset, std::uint64_t size, std::string& out) const {
-  static_cast<const Entry*>(entry_)->read(offset, size, out);
-  return {};
+  return static_cast<const Entry*>(entry_)->read(offset, size, static_cast<const core::ColdValues*>(cold_), out);
 }
 
 namespace {
@@ -50,7 +50,7 @@ constexpr std::uint32_t kDirectTables = 1 << 16;     // ids below are found by a
 
 // A table and what is on disk of it.
 struct TableState {
-  explicit TableState(core::Arena& arena) : table(arena) {}
+  TableState(core::Arena& arena, core::ColdValues* cold) : table(arena, cold) {}
   void begin_unsaved(Position position) {
     unsaved_from = position;
     if (!from) from = position;
@@ -74,9 +74,9 @@ class Tables {
     const auto found = others_.find(number);
     return found == others_.end() ? nullptr : found->second.get();
   }
-  TableState& get(TableId id, core::Arena& arena) {
+  TableState& get(TableId id, core::Arena& arena, core::ColdValues* cold) {
     if (TableState* const state = find(id)) return *state;
-    put(id, std::make_unique<TableState>(arena));
+    put(id, std::make_unique<TableState>(arena, cold));
     return *find(id);
   }
   // In place of the one that is there, if there is.
@@ -137,9 +137,11 @@ class StoreImpl final : public Store, private core::SnapshotHost, private core::
     settle();
     const TableState* const state = tables_.find(table);
     if (state == nullptr) return {};
-    const Entry* const entry = state->table.find(core::Table::hash(key), key);
+    const std::uint64_t hash = core::Table::hash(key);
+    const Entry* const entry = state->table.find(hash, key);
     if (entry == nullptr || is_expired(*entry)) return {};
-    return ValueMaker::make(*entry);
+    if (cold_ != nullptr) note_use(table, hash, *entry);
+    return ValueMaker::make(*entry, cold_.get());
   }
 
   void lookup_many(TableId table, std::span<const Bytes> keys, std::span<std::optional<ValueView>> found) const override {
@@ -158,8 +160,10 @@ class StoreImpl final : public Store, private core::SnapshotHost, private core::
       }
       for (std::size_t i = 0; i < count; i++) {
         const Entry* const entry = state == nullptr ? nullptr : state->table.find(hashes[i], keys[begin + i]);
-        if (entry == nullptr || is_expired(*entry)) found[begin + i].reset();
-        else found[begin + i] = ValueMaker::make(*entry);
+        found[begin + i].reset();
+        if (entry == nullptr || is_expired(*entry)) continue;
+        if (cold_ != nullptr) note_use(table, hashes[i], *entry);
+        found[begin + i] = ValueMaker::make(*entry, cold_.get());
       }
     }
   }
@@ -267,6 +271,26 @@ class StoreImpl final : public Store, private core::SnapshotHost, private core::
   }
   static std::size_t take_change(core::Table& table, const char* from, std::uint64_t hash, Version version);
 
+  // For the memory limit: used values stay in memory, and one on disk that is used again is wanted back.
+  void note_use(TableId table, std::uint64_t hash, const Entry& entry) const {
+    if (entry.used) {
+      if (wanted_.size() < kWantedMost && entry.on_disk()) wanted_.emplace_back(table, hash);
+      return;
+    }
+    const_cast<Entry&>(entry).used = true;  // entries are ours; what they hold does not change
+  }
+  std::uint64_t used_memory() const { return arena_.used() + arena_.outside(); }
+  bool over_limit() const { return cold_ != nullptr && used_memory() > std::max(options_.memory_limit, quiet_until_); }
+  Result<std::uint64_t> cool_step(std::optional<std::uint32_t> empty);
+  Result<void> warm_wanted();
+  Result<void> keep_limit(std::uint64_t at_least);
+  Result<bool> empty_cold_file();
+  // A disk without room for them is no reason not to open: memory holds more than it should.
+  void keep_limit_while_opening() {
+    replayed_since_ = 0;
+    if (auto kept = keep_limit(std::uint64_t{1} << 40); !kept) last_failure_ = kept.error().message;
+  }
+
   bool is_expired(const Entry& entry) const { return entry.expires && entry.expires_ms() <= now_ms_; }
   std::string path_of(std::string_view name) const { return folder_ + "/" + std::string(name); }
   Result<std::vector<std::string>> begin_folder();
@@ -319,6 +343,7 @@ class StoreImpl final : public Store, private core::SnapshotHost, private core::
   std::unique_ptr<base::FileLock> lock_;
   std::uint64_t id_ = 0;
   core::Arena arena_;  // before the tables that live in it
+  std::unique_ptr<core::ColdValues> cold_;  // with a memory limit; before the tables too
   Tables tables_;
   core::Log log_;
   std::uint64_t now_ms_ = 0;
@@ -333,6 +358,21 @@ class StoreImpl final : public Store, private core::SnapshotHost, private core::
   // Tables from whom the arena's old chunks have still to be cleared; the last one from `evacuation_cursor_` on.
   std::vector<TableId> evacuating_;
   std::uint64_t evacuation_cursor_ = 0;
+  // The memory limit: where the hand is that looks for values that were not used, and the same for the file being emptied.
+  struct Hand {
+    std::size_t table = 0;  // index among table_ids_
+    std::uint64_t cursor = 0;
+  };
+  std::vector<TableId> table_ids_;
+  Hand hand_, emptying_hand_;
+  std::optional<std::uint32_t> emptying_;
+  std::uint64_t used_before_ = 0;  // memory, when maintain() was last called
+  // When the hand has gone round twice and found nothing that could go, it rests until there is so much memory in use.
+  std::uint64_t quiet_until_ = 0;
+  int fruitless_rounds_ = 0;
+  static constexpr std::size_t kWantedMost = 64;
+  mutable std::vector<std::pair<TableId, std::uint64_t>> wanted_;  // on disk, and used more than once: table and hash
+
   Position short_until_ = 0;    // the log was short when last asked, and is taken for short up to here
   bool trim_due_ = true;
   std::uint64_t segments_seen_ = 0;
@@ -345,6 +385,7 @@ class StoreImpl final : public Store, private core::SnapshotHost, private core::
   mutable std::size_t deferred_begin_ = 0, deferred_end_ = 0;
 
   // Only while opening.
+  std::uint64_t replayed_since_ = 0;  // the limit was last looked after
   struct Loaded {
     Position position = 0;
     Version end = 0;  // records up to here may be in the checkpoint's entries
@@ -421,7 +462,7 @@ Result<Version> StoreImpl::apply_any(TableId table, std::span<const Change> chan
   }
   if (changes.size() > core::kMaxChanges) [[unlikely]]
     return base::fail(Code::invalid, changes.size(), " changes in one record; the limit is ", core::kMaxChanges);
-  TableState& state = tables_.get(table, arena_);
+  TableState& state = tables_.get(table, arena_, cold_.get());
   if (epoch < state.epoch) [[unlikely]]
     return base::fail(Code::invalid, "epoch ", epoch, " after ", state.epoch, "; an epoch may only grow");
   if (state.table.has_expiries()) {
@@ -662,6 +703,11 @@ Statistics StoreImpl::statistics() const {
     s.memory_bytes += sizeof(TableState) + state.table.index_bytes() + state.table.long_bytes();
     s.checkpoint_bytes += state.checkpoint_bytes;
   });
+  s.used_bytes = used_memory();
+  if (cold_ != nullptr) {
+    s.cold_bytes = cold_->live_bytes();
+    s.cold_file_bytes = cold_->file_bytes();
+  }
   s.log_bytes = log_.bytes();
   s.segments = log_.segment_count();
   s.records = records_;
@@ -721,7 +767,12 @@ Result<void> StoreImpl::continue_checkpoint(std::size_t bytes) {
     if (!started) checkpoint_.reset();
     return started;
   }
-  taken_whole_ = checkpoint_->take_some(state.table, bytes);
+  auto taken = checkpoint_->take_some(state.table, cold_.get(), bytes);
+  if (!taken) {
+    checkpoint_.reset();
+    return std::move(taken).error();
+  }
+  taken_whole_ = *taken;
   background_is_ = Work::slice;
   background_.start([this] { return checkpoint_->write_taken(); });
   if (auto outcome = background_.poll()) TRY(take_background(*std::move(outcome)));
@@ -816,6 +867,10 @@ Result<bool> StoreImpl::step() {
 
 Result<bool> StoreImpl::compact_some() {
   if (evacuate_some()) return true;
+  if (cold_ != nullptr) {
+    TRY_LET(more, empty_cold_file());
+    if (more) return true;
+  }
   if (background_.running()) {
     auto outcome = background_.poll();
     if (!outcome) return false;
@@ -857,9 +912,88 @@ Result<bool> StoreImpl::compact_some() {
   return true;
 }
 
+// Sends some values to the disk that were not used since the hand last came by; or, with `empty`, copies some out of that
+// file. Returns how many bytes went; 0 with `empty` when the hand has been everywhere.
+Result<std::uint64_t> StoreImpl::cool_step(std::optional<std::uint32_t> empty) {
+  constexpr std::size_t kEntries = 2000;  // looked at, in all tables of a step
+  Hand& hand = empty ? emptying_hand_ : hand_;
+  std::uint64_t gone = 0;
+  if (hand.table == 0 && hand.cursor == 0) {
+    table_ids_.clear();
+    tables_.each([this](TableId id, const TableState&) { table_ids_.push_back(id); });
+  }
+  for (std::size_t tables = 0; hand.table < table_ids_.size() && tables < 64 && gone == 0; tables++) {
+    if (TableState* const state = tables_.find(table_ids_[hand.table])) {
+      TRY_LET(cooled, state->table.cool(hand.cursor, kEntries, options_.maintain_slice, empty));
+      if (cooled.unread) last_failure_ = cooled.unread->message;
+      gone += cooled.bytes;
+      hand.cursor = cooled.cursor;
+      if (hand.cursor != 0) break;
+    }
+    hand.table++;
+  }
+  if (!empty && gone > 0) fruitless_rounds_ = 0;
+  if (hand.table >= table_ids_.size()) {
+    hand = {};
+    if (empty) emptying_.reset();
+    else if (++fruitless_rounds_ >= 2) quiet_until_ = used_memory() + used_memory() / 8;
+  }
+  return gone;
+}
+
+Result<void> StoreImpl::warm_wanted() {
+  constexpr std::uint64_t kMost = std::uint64_t{64} << 10;  // bytes of a value that comes back whole
+  std::uint64_t came = 0;
+  while (!wanted_.empty() && came < options_.maintain_slice) {
+    const auto [table, hash] = wanted_.back();
+    wanted_.pop_back();
+    TableState* const state = tables_.find(table);
+    if (state == nullptr) continue;
+    TRY_LET(some, state->table.warm(hash, kMost));
+    came += some;
+  }
+  return {};
+}
+
+// Sends values to the disk until the limit is kept, or `at_least` so many bytes have gone.
+Result<void> StoreImpl::keep_limit(std::uint64_t at_least) {
+  for (std::uint64_t gone = 0; over_limit() && gone <= at_least;) {
+    TRY_LET(some, cool_step({}));
+    gone += some;
+    if (some == 0 && at_least < options_.maintain_slice) break;  // looked at enough for once
+  }
+  return {};
+}
+
+// Returns whether there is more to do.
+Result<bool> StoreImpl::empty_cold_file() {
+  if (!emptying_) {
+    std::uint32_t file = 0;
+    if (!cold_->wants_emptying(file)) return false;
+    emptying_ = file;
+    emptying_hand_ = {};
+  }
+  TRY(cool_step(emptying_));
+  return emptying_.has_value();
+}
+
 Result<bool> StoreImpl::maintain(base::Duration budget) {
   if (options_.read_only || log_.failed()) return false;
   settle();
+  if (cold_ != nullptr && rest_ == 0) {
+    const auto keep = [this]() -> Result<void> {
+      TRY(warm_wanted());
+      const std::uint64_t used = used_memory();
+      TRY(keep_limit(used > used_before_ ? (used - used_before_) * 2 : 0));
+      return {};
+    };
+    auto kept = keep();
+    used_before_ = used_memory();
+    if (!kept) {
+      failures_++;
+      last_failure_ = kept.error().message;
+    }
+  }
   if (rest_ > 0) {
     rest_--;
     return false;
@@ -957,7 +1091,7 @@ Result<std::vector<std::string>> StoreImpl::begin_folder() {
 }
 
 Result<void> StoreImpl::load_checkpoint(const std::string& name, TableId table, Position& durable) {
-  TableState& state = tables_.get(table, arena_);
+  TableState& state = tables_.get(table, arena_, cold_.get());
   TRY_LET(read, core::read_checkpoint(
                     files_, path_of(name), id_, table,
                     [&](const core::CheckpointHeader&, Bytes attachment) -> Result<void> {
@@ -970,6 +1104,7 @@ Result<void> StoreImpl::load_checkpoint(const std::string& name, TableId table, 
                         if (i + kFar < entries.size()) state.table.prefetch_bucket(entries[i + kFar].hash);
                         state.table.load(entries[i].hash, entries[i].entry);
                       }
+                      if (over_limit()) keep_limit_while_opening();
                     }));
   state.version = read.header.version;
   state.epoch = read.header.epoch;
@@ -995,12 +1130,14 @@ Result<void> StoreImpl::replay(const core::Record& record, const core::RecordPla
     if (options_.companion != nullptr) TRY(options_.companion->restore(record.table, {}));
     return {};
   }
-  TableState& state = tables_.get(record.table, arena_);
+  TableState& state = tables_.get(record.table, arena_, cold_.get());
   if (record.version != state.version + 1 && !gaps_.contains(number)) {
     gaps_.emplace(number, base::fail(Code::corrupt, place.path, " offset ", place.offset, ": table ", number, " version ",
                                      record.version, ", expected ", state.version + 1, ": records are missing before"));
   }
   TRY(replay_changes(state, record, place));
+  if (over_limit()) [[unlikely]]
+    if (replayed_since_ += record.size; replayed_since_ > options_.maintain_slice) keep_limit_while_opening();
   state.version = record.version;
   state.epoch = record.epoch;
   if (!state.unsaved_from) state.begin_unsaved(place.position);
@@ -1050,6 +1187,17 @@ Result<void> StoreImpl::recover() {
 
   Position durable = 0;
   std::vector<std::string> leftovers;
+  std::uint32_t last_cold = 0;
+  for (const std::string& name : names) {
+    std::uint32_t number = 0;
+    if (!core::ColdValues::is_name(name, number)) continue;
+    leftovers.push_back(name);
+    last_cold = std::max(last_cold, number);
+  }
+  if (options_.memory_limit != 0 && !options_.read_only) {
+    cold_ = std::make_unique<core::ColdValues>(files_, folder_, id_, options_.segment_size, last_cold + 1);
+    arena_.be_frugal();
+  }
   for (const std::string& name : names) {
     if (const auto table = core::checkpoint_table(name)) TRY(load_checkpoint(name, *table, durable));
     if (name.ends_with(".new")) leftovers.push_back(name);

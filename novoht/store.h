@@ -73,6 +73,7 @@ class ValueView {
  private:
   friend struct ValueMaker;      // the store's own
   const void* entry_ = nullptr;  // the index's own
+  const void* cold_ = nullptr;   // where values on disk are
   std::uint64_t size_ = 0;
   std::uint32_t fragment_count_ = 0;
   Version version_ = 0;
@@ -104,6 +105,11 @@ struct Options {
   // ... but not a log shorter than this many bytes: with many small tables a checkpoint of each costs more than it saves.
   std::uint64_t log_floor = 0;
   std::size_t maintain_slice = std::size_t{128} << 10;  // bytes of a checkpoint written at one step of maintain()
+  // Bytes of memory that keys, values and index together shall take; 0: no limit. Values that were not used for long then
+  // lie on disk (scratch files, cold-*.values, beside log and checkpoints), from 64 bytes on and one fragment, or 1 KiB and
+  // several; keys and shorter values stay in memory whatever the limit. Kept by maintain(), so it is exceeded by what is
+  // applied between two calls; and while the disk is full, which is no error of a change. Not for a store that only reads.
+  std::uint64_t memory_limit = 0;
   std::size_t max_key_size = kMaxKeySize;
   std::size_t max_value_size = kMaxValueSize;
   Companion* companion = nullptr;  // outlives the store
@@ -111,7 +117,9 @@ struct Options {
 
 struct Statistics {
   std::uint64_t tables = 0, keys = 0, live_bytes = 0;  // keys + values
-  std::uint64_t memory_bytes = 0;                      // what the index and values take
+  std::uint64_t memory_bytes = 0;                      // what the index and values take, idle memory with it
+  std::uint64_t used_bytes = 0;                        // the same without idle memory: what memory_limit is about
+  std::uint64_t cold_bytes = 0, cold_file_bytes = 0;   // values on disk only; the files that hold them
   std::uint64_t log_bytes = 0, checkpoint_bytes = 0, segments = 0;
   std::uint64_t records = 0, flushes = 0, syncs = 0, checkpoints = 0;  // since open
   std::uint64_t recovered_records = 0, recovered_bytes = 0, torn_bytes_cut = 0;

@@ -108,12 +108,34 @@ char* Arena::carve(std::size_t size) {
       free_[piece / 8] = block;
       blocks_.next += piece;
     }
-    blocks_ = make_chunk(block_chunks_);
-    blocks_reserved_ += blocks_.left();
+    if (!frugal_ || !take_apart(size)) {
+      blocks_ = make_chunk(block_chunks_);
+      blocks_reserved_ += blocks_.left();
+    }
   }
   char* const block = blocks_.next;
   blocks_.next += size;
   return block;
+}
+
+// Makes a free block, much larger than needed, what is carved from.
+bool Arena::take_apart(std::size_t size) {
+  if (blocks_reserved_ < blocks_used_ + blocks_used_ / 16 + kChunk) return false;  // too little to be worth it
+  const auto use = [this](std::size_t list, std::size_t block_size) {
+    FreeBlock* const block = free_[list];
+    if (block == nullptr) return false;
+    free_[list] = block->next;
+    blocks_ = {reinterpret_cast<char*>(block), reinterpret_cast<char*>(block) + block_size};
+    return true;
+  };
+  for (std::size_t list = kLists; list-- > kExactLists;) {
+    const std::size_t above = list - kExactLists, power = std::size_t{1} << (10 + above / 8);
+    const std::size_t block_size = power + (above % 8 + 1) * (power / 8);
+    if (block_size >= 2 * size && use(list, block_size)) return true;
+  }
+  for (std::size_t list = kExactLists; list-- > 2 * size / 8 + 1;)
+    if (use(list, list * 8)) return true;
+  return false;
 }
 
 char* Arena::allocate_page() {

@@ -60,6 +60,11 @@ class Arena {
   void release_page(char* page);
 
   std::uint64_t used() const { return blocks_used_ + other_used_; }  // in blocks and pages handed out
+  // What whoever allocates here holds elsewhere, so that it is counted too.
+  void count_outside(std::uint64_t more, std::uint64_t less) { outside_ += more - less; }
+  std::uint64_t outside() const { return outside_; }
+  // Rather cuts up larger free blocks than takes another chunk. (Slower; for where memory is short.)
+  void be_frugal() { frugal_ = true; }
   std::uint64_t reserved() const { return reserved_ + ordered_ * kChunk; }  // taken from the system
 
   bool wants_evacuation() const { return old_.empty() && blocks_reserved_ > 2 * blocks_used_ + kWasteMin; }
@@ -91,6 +96,7 @@ class Arena {
   char* allocate_slowly(std::size_t size);
   void release_slowly(char* block, std::size_t size);
   char* carve(std::size_t size);
+  bool take_apart(std::size_t size);
   struct Chunk {
     char* begin;
     std::size_t size;
@@ -117,6 +123,8 @@ class Arena {
   std::uint64_t blocks_used_ = 0, blocks_reserved_ = 0;
   std::uint64_t other_used_ = 0;  // pages and large blocks
   std::uint64_t reserved_ = 0;    // all but spares
+  std::uint64_t outside_ = 0;
+  bool frugal_ = false;
 
   std::size_t ordered_ = 0;  // spares, ready or about to be
   std::mutex mutex_;         // of spares_

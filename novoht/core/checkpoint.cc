@@ -10,7 +10,7 @@
 namespace novoht::core {
 namespace {
 
-void append_entry(std::string& out, const Entry& entry) {
+Result<void> append_entry(std::string& out, const Entry& entry, const ColdValues* cold) {
   const std::uint32_t fragments = entry.fragment_count();
   base::Writer w(out);
   w.u8(static_cast<std::uint8_t>((entry.expires ? 1 : 0) | (fragments != 1 ? 2 : 0)));
@@ -21,7 +21,7 @@ void append_entry(std::string& out, const Entry& entry) {
   if (fragments != 1) w.u32(fragments);
   w.raw(entry.key());
   for (std::uint32_t i = 0; i + 1 < fragments; i++) w.u64(entry.fragment_end(i));
-  entry.read(0, entry.size(), out);
+  return entry.read(0, entry.size(), cold, out);
 }
 
 }  // namespace
@@ -54,13 +54,16 @@ Result<void> CheckpointWriter::write(BlockKind kind, Bytes payload) {
   return {};
 }
 
-bool CheckpointWriter::take_some(const Table& table, std::size_t bytes) {
+Result<bool> CheckpointWriter::take_some(const Table& table, const ColdValues* cold, std::size_t bytes) {
   block_.clear();
+  Result<void> taken;
   while (!walked_ && block_.size() < bytes) {
     cursor_ = table.walk(cursor_, std::clamp<std::size_t>(bytes / 64, 1, 32), [&](const Entry& entry) {
-      append_entry(block_, entry);
+      if (!taken) return;
+      taken = append_entry(block_, entry, cold);
       entries_++;
     });
+    if (!taken) return std::move(taken).error();
     walked_ = cursor_ == 0;
   }
   return walked_;

@@ -21,8 +21,8 @@ class CheckpointWriter {
   ~CheckpointWriter();  // an unfinished one leaves nothing
 
   // Takes some more of `table`, about `bytes`; write_taken(), on any one thread, before the next. Returns whether that was
-  // all of it.
-  bool take_some(const Table& table, std::size_t bytes);
+  // all of it. Errors: those of reading a value from `cold`, which may be null; the checkpoint is then of no use.
+  Result<bool> take_some(const Table& table, const ColdValues* cold, std::size_t bytes);
   Result<void> write_taken();
   // Ends the file, syncs it, gives it its name and syncs the folder. On any one thread.
   Result<void> finish(const CheckpointEnd& end, const std::string& folder);

@@ -18,6 +18,16 @@ constexpr char kSnapshotMagic[] = "NoVoHTsn";
 // The last millisecond that a WallTime can hold.
 constexpr std::uint64_t kLastMilli = std::uint64_t{std::numeric_limits<std::int64_t>::max()} / 1'000'000;
 
+// Checksums of a record begin with its own place.
+std::uint32_t seed_of(std::uint64_t salt, std::uint64_t offset) {
+  char place[16];
+  base::store(place, salt);
+  base::store(place + 8, offset);
+  return base::crc32c(Bytes(place, sizeof place));
+}
+
+}  // namespace
+
 std::string hex(std::uint64_t number, int digits) {
   std::string text(static_cast<std::size_t>(digits), '0');
   for (int i = digits - 1; i >= 0; i--, number >>= 4) text[static_cast<std::size_t>(i)] = "0123456789abcdef"[number & 15];
@@ -34,16 +44,6 @@ std::optional<std::uint64_t> between(Bytes name, Bytes before, std::size_t digit
   }
   return number;
 }
-
-// Checksums of a record begin with its own place.
-std::uint32_t seed_of(std::uint64_t salt, std::uint64_t offset) {
-  char place[16];
-  base::store(place, salt);
-  base::store(place + 8, offset);
-  return base::crc32c(Bytes(place, sizeof place));
-}
-
-}  // namespace
 
 std::string segment_name(std::uint64_t number) { return "log-" + hex(number, 16) + ".segment"; }
 std::string checkpoint_name(TableId table) { return "table-" + hex(static_cast<std::uint32_t>(table), 8) + ".checkpoint"; }

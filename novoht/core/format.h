@@ -29,6 +29,9 @@ inline constexpr std::size_t kChangeHeaderSize = 7;
 inline constexpr std::size_t kMaxChanges = 65'535;  // of one record
 inline constexpr std::size_t kBlockHeaderSize = 24;
 
+// `number` in that many hexadecimal digits; and what lies between `before` and `after` in `name`, if it is just that.
+std::string hex(std::uint64_t number, int digits);
+std::optional<std::uint64_t> between(Bytes name, Bytes before, std::size_t digits, Bytes after);
 std::string segment_name(std::uint64_t number);
 std::string checkpoint_name(TableId table);
 std::optional<std::uint64_t> segment_number(Bytes name);  // nothing when it is not a segment's name

@@ -13,6 +13,10 @@ namespace {
 
 constexpr std::size_t kShortMax = 4096;                       // bytes of a value, with its ends, that an entry may hold
 constexpr std::size_t kPieceMin = 4096, kPieceMax = 256 << 10;  // of a long value
+constexpr std::size_t kColdPayload = 12;
+constexpr std::size_t kColdLeast = 64;         // a shorter value hardly takes more than the note where it lies
+constexpr std::size_t kColdLeastParts = 1024;  // the same for one of several fragments
+constexpr std::size_t kMergeBelow = 16 << 10;  // a piece on disk is written again together with what follows it
 constexpr std::uint64_t kDisplaced = 1;                       // in a slot: lies beyond its home bucket
 
 // Fullness at which a leaf grows. Above, probes get long; below, memory is wasted.
@@ -38,7 +42,9 @@ void LongValue::add_bytes(Bytes bytes) {
   while (!bytes.empty() || pieces.empty()) {
     if (pieces.empty() || pieces.back().size == pieces.back().capacity) {
       // The first piece is exact, as most long values are never appended to; later ones grow with the value.
-      const std::size_t room = pieces.empty() ? bytes.size() : std::clamp<std::size_t>(size, kPieceMin, kPieceMax);
+      // Where all before is on disk, memory is short.
+      const std::size_t least = capacity == 0 ? std::min<std::size_t>(4 * bytes.size(), kPieceMin) : kPieceMin;
+      const std::size_t room = pieces.empty() ? bytes.size() : std::clamp<std::size_t>(capacity, least, kPieceMax);
       Piece piece;
       piece.capacity = std::max<std::size_t>({room, bytes.size(), 1});
       piece.bytes = std::make_unique_for_overwrite<char[]>(piece.capacity);
@@ -60,7 +66,17 @@ void LongValue::add(Bytes fragment) {
   ends.push_back(size);
 }
 
-void LongValue::read(std::uint64_t offset, std::uint64_t count, std::string& out) const {
+void LongValue::add_cold(ColdPlace place, std::size_t bytes) {
+  Piece piece;
+  piece.begin = size;
+  piece.size = piece.capacity = bytes;
+  piece.place = place;
+  pieces.push_back(std::move(piece));
+  size += bytes;
+}
+
+Result<void> LongValue::read(std::uint64_t offset, std::uint64_t count, const ColdValues* cold, std::string& out) const {
+  const std::size_t before = out.size();
   auto piece = std::upper_bound(pieces.begin(), pieces.end(), offset,
                                 [](std::uint64_t at, const Piece& one) { return at < one.begin; });
   if (piece != pieces.begin()) --piece;
@@ -68,20 +84,26 @@ void LongValue::read(std::uint64_t offset, std::uint64_t count, std::string& out
     const std::uint64_t skip = offset - piece->begin;
     if (skip >= piece->size) continue;
     const std::uint64_t part = std::min<std::uint64_t>(count, piece->size - skip);
-    out.append(piece->bytes.get() + skip, part);
+    if (piece->bytes != nullptr) {
+      out.append(piece->bytes.get() + skip, part);
+    } else if (auto read = cold->read(piece->place, piece->size, skip, part, out); !read) {
+      out.resize(before);
+      return read;
+    }
     offset += part;
     count -= part;
   }
+  return {};
 }
 
 std::uint32_t Entry::fragment_count() const {
-  if (form == kWhole) return 1;
+  if (form == kWhole || form == kCold) return 1;
   if (form == kShort) return short_count();
   return static_cast<std::uint32_t>(long_value()->ends.size());
 }
 
 std::uint64_t Entry::fragment_end(std::uint32_t index) const {
-  if (form == kWhole) return value_size;
+  if (form == kWhole || form == kCold) return value_size;
   if (form == kLong) return long_value()->ends[index];
   return base::load<std::uint16_t>(payload() + 4 + short_capacity() - 2 * (std::size_t{index} + 1));
 }
@@ -89,23 +111,34 @@ std::uint64_t Entry::fragment_end(std::uint32_t index) const {
 std::optional<Bytes> Entry::contiguous() const {
   if (form == kWhole) return Bytes(payload(), value_size);
   if (form == kShort) return Bytes(payload() + 4, value_size);
+  if (form == kCold) return {};
   const LongValue& value = *long_value();
-  if (value.pieces.size() != 1) return {};
+  if (value.pieces.size() != 1 || value.pieces[0].bytes == nullptr) return {};
   return Bytes(value.pieces[0].bytes.get(), value.pieces[0].size);
 }
 
-void Entry::read(std::uint64_t offset, std::uint64_t count, std::string& out) const {
+Result<void> Entry::read(std::uint64_t offset, std::uint64_t count, const ColdValues* cold, std::string& out) const {
   const std::uint64_t whole = size();
-  if (offset >= whole) return;
+  if (offset >= whole) return {};
   count = std::min(count, whole - offset);
-  if (form == kLong) return long_value()->read(offset, count, out);
+  if (form == kLong) return long_value()->read(offset, count, cold, out);
+  if (form == kCold) return cold->read(cold_place(), value_size, offset, count, out);
   out.append(payload() + (form == kShort ? 4 : 0) + offset, count);
+  return {};
+}
+
+bool Entry::on_disk() const {
+  if (form == kCold) return true;
+  if (form != kLong) return false;
+  const auto& pieces = long_value()->pieces;
+  return std::any_of(pieces.begin(), pieces.end(), [](const LongValue::Piece& piece) { return piece.bytes == nullptr; });
 }
 
 std::size_t Entry::block_size() const {
   const std::size_t before = sizeof(Entry) + (expires ? 8 : 0) + key_size;
   if (form == kWhole) return before + value_size;
   if (form == kShort) return before + 4 + short_capacity();
+  if (form == kCold) return before + kColdPayload;
   return before + sizeof(LongValue*);
 }
 
@@ -125,6 +158,7 @@ Entry* Table::make(Bytes key, std::uint64_t expires_ms, Version version, std::si
   entry->key_size = static_cast<std::uint16_t>(key.size());
   entry->form = form;
   entry->expires = expires_ms != 0;
+  entry->used = false;
   char* at = entry->tail();
   if (expires_ms != 0) {
     base::store(at, expires_ms);
@@ -145,15 +179,19 @@ Entry* Table::make_value(Bytes key, Bytes value, std::uint64_t expires_ms, Versi
   auto* const longer = new LongValue;
   longer->add(value);
   base::store(entry->payload(), longer);
-  long_bytes_ += entry->memory();
+  count_long(entry->memory(), 0);
   return entry;
 }
 
 void Table::destroy(Entry* entry) {
   const std::size_t size = entry->block_size();
   if (entry->form == Entry::kLong) {
-    long_bytes_ -= entry->memory();
+    count_long(0, entry->memory());
+    for (const LongValue::Piece& piece : entry->long_value()->pieces)
+      if (piece.bytes == nullptr) cold_->release(piece.place, piece.size);
     delete entry->long_value();
+  } else if (entry->form == Entry::kCold) {
+    cold_->release(entry->cold_place(), entry->value_size);
   }
   arena_.release(reinterpret_cast<char*>(entry), size);
 }
@@ -237,10 +275,23 @@ void Table::append(std::uint64_t hash, Bytes key, Bytes fragment, std::uint64_t 
   Entry* const old = entry_of(where.bucket->slots[where.slot]);
   live_bytes_ += fragment.size();
   if (old->form == Entry::kLong) {
-    long_bytes_ -= old->memory();
+    const std::uint64_t before = old->memory();
     old->long_value()->add(fragment);
-    long_bytes_ += old->memory();
+    count_long(old->memory(), before);
     old->version = version;
+    return;
+  }
+  if (old->form == Entry::kCold) {
+    // What is on disk stays there.
+    Entry* const entry = make(old->key(), old->expires_ms(), version, sizeof(LongValue*), Entry::kLong);
+    auto* const longer = new LongValue;
+    longer->add_cold(old->cold_place(), old->value_size);
+    longer->ends.push_back(longer->size);
+    longer->add(fragment);
+    base::store(entry->payload(), longer);
+    count_long(entry->memory(), 0);
+    replace(where, entry);
+    arena_.release(reinterpret_cast<char*>(old), old->block_size());
     return;
   }
   const std::size_t old_size = old->value_size, size = old_size + fragment.size();
@@ -282,7 +333,7 @@ void Table::append(std::uint64_t hash, Bytes key, Bytes fragment, std::uint64_t 
     for (std::uint32_t i = 0; i < old_count; i++) longer->ends.push_back(old->fragment_end(i));
     longer->add(fragment);
     base::store(entry->payload(), longer);
-    long_bytes_ += entry->memory();
+    count_long(entry->memory(), 0);
   }
   replace(where, entry);
   destroy(old);
@@ -364,13 +415,13 @@ Table::Leaf* Table::make_leaf(std::size_t bucket_count, std::uint32_t depth) {
   auto* const buckets = static_cast<Bucket*>(size == Arena::kPage ? static_cast<void*>(arena_.allocate_page())
                                                                   : ::operator new(size, std::align_val_t{64}));
   std::memset(static_cast<void*>(buckets), 0, size);
-  index_bytes_ += (size == Arena::kPage ? 0 : size) + sizeof(Leaf) + 2 * sizeof(void*);
+  count_index((size == Arena::kPage ? 0 : size) + sizeof(Leaf) + 2 * sizeof(void*), 0);
   return new Leaf{buckets, static_cast<std::uint32_t>(bucket_count), 0, depth};
 }
 
 void Table::free_leaf(Leaf* leaf) {
   const std::size_t size = leaf->bucket_count * sizeof(Bucket);
-  index_bytes_ -= (size == Arena::kPage ? 0 : size) + sizeof(Leaf) + 2 * sizeof(void*);
+  count_index(0, (size == Arena::kPage ? 0 : size) + sizeof(Leaf) + 2 * sizeof(void*));
   if (leaf->bucket_count == kLeafBuckets) arena_.release_page(reinterpret_cast<char*>(leaf->buckets));
   else ::operator delete(leaf->buckets, std::align_val_t{64});
   delete leaf;
@@ -574,6 +625,180 @@ std::uint64_t Table::evacuate(std::uint64_t cursor, std::size_t limit) {
     if (seen >= limit && prefix >> 32 == 0) return prefix;
   }
   return 0;
+}
+
+// --- values on disk ---
+
+// What take_staged() has to do once the bytes are written.
+struct Table::Staged {
+  Place where;
+  std::size_t first = 0, count = 0;  // pieces of a long value that become one; count 0: the whole entry becomes cold
+  ColdPlace place;
+};
+
+Entry* Table::make_cold(const Entry& old, ColdPlace place) {
+  Entry* const entry = make(old.key(), old.expires_ms(), old.version, kColdPayload, Entry::kCold);
+  entry->value_size = static_cast<std::uint32_t>(old.size());
+  base::store(entry->payload(), place.offset);
+  base::store(entry->payload() + 8, place.file);
+  return entry;
+}
+
+Result<void> Table::stage(const Place& where, std::vector<Staged>& staged, std::optional<std::uint32_t> empty) {
+  const Entry& entry = *entry_of(where.bucket->slots[where.slot]);
+  std::string copied;
+  if (entry.form == Entry::kCold) {
+    if (!empty || entry.cold_place().file != *empty) return {};
+    TRY(entry.read(0, entry.value_size, cold_, copied));
+    TRY_LET(place, cold_->stage(copied));
+    staged.push_back({where, 0, 0, place});
+    return {};
+  }
+  if (entry.form != Entry::kLong) {
+    if (empty || entry.value_size < (entry.form == Entry::kWhole ? kColdLeast : kColdLeastParts)) return {};
+    TRY_LET(place, cold_->stage(*entry.contiguous()));
+    staged.push_back({where, 0, 0, place});
+    return {};
+  }
+  const LongValue& value = *entry.long_value();
+  const auto& pieces = value.pieces;
+  if (!empty && pieces.size() == 1 && value.ends.size() == 1 && pieces[0].bytes != nullptr && value.size <= UINT32_MAX) {
+    TRY_LET(place, cold_->stage(*entry.contiguous()));
+    staged.push_back({where, 0, 0, place});
+    return {};
+  }
+  // Runs of pieces in memory, and short ones on disk before them, become one piece. From the back, so that the numbers of
+  // those before stay right while they are taken.
+  for (std::size_t end = pieces.size(); end > 0;) {
+    std::size_t first = end - 1;
+    const LongValue::Piece& last = pieces[first];
+    if (empty ? last.bytes != nullptr || last.place.file != *empty : last.bytes == nullptr) {
+      end = first;
+      continue;
+    }
+    std::uint64_t size = last.size;
+    while (!empty && first > 0 && size < kMergeBelow * 16 && (pieces[first - 1].bytes != nullptr || pieces[first - 1].size < kMergeBelow))
+      size += pieces[--first].size;
+    if (!empty && value.size < kColdLeastParts) return {};
+    copied.clear();
+    TRY(value.read(pieces[first].begin, size, cold_, copied));
+    TRY_LET(place, cold_->stage(copied));
+    staged.push_back({where, first, end - first, place});
+    end = first;
+  }
+  return {};
+}
+
+void Table::take_staged(const Staged& one) {
+  Entry* const old = entry_of(one.where.bucket->slots[one.where.slot]);
+  if (one.count == 0 && old->form != Entry::kShort) {
+    replace(one.where, make_cold(*old, one.place));
+    return destroy(old);
+  }
+  if (one.count == 0) {
+    Entry* const entry = make(old->key(), old->expires_ms(), old->version, sizeof(LongValue*), Entry::kLong);
+    auto* const longer = new LongValue;
+    longer->add_cold(one.place, old->value_size);
+    for (std::uint32_t i = 0; i < old->short_count(); i++) longer->ends.push_back(old->fragment_end(i));
+    base::store(entry->payload(), longer);
+    count_long(entry->memory(), 0);
+    replace(one.where, entry);
+    return destroy(old);
+  }
+  const std::uint64_t before = old->memory();
+  LongValue& value = *old->long_value();
+  LongValue::Piece piece;
+  piece.begin = value.pieces[one.first].begin;
+  piece.place = one.place;
+  const auto first = value.pieces.begin() + static_cast<std::ptrdiff_t>(one.first);
+  const auto end = first + static_cast<std::ptrdiff_t>(one.count);
+  for (auto each = first; each != end; ++each) {
+    piece.size += each->size;
+    if (each->bytes != nullptr) value.capacity -= each->capacity;
+    else cold_->release(each->place, each->size);
+  }
+  piece.capacity = piece.size;
+  *first = std::move(piece);
+  value.pieces.erase(first + 1, end);
+  count_long(old->memory(), before);
+}
+
+// A cursor is a leaf's first 32 bits of hash, and below them a bucket in it.
+Result<Table::Cooled> Table::cool(std::uint64_t cursor, std::size_t entries, std::uint64_t bytes, std::optional<std::uint32_t> empty) {
+  Cooled done;
+  if (leaves_.empty()) return done;
+  std::vector<Staged> staged;
+  std::size_t seen = 0;
+  std::uint64_t prefix = cursor >> 16, bucket = cursor & 0xffff;
+  while (prefix >> 32 == 0 && seen < entries && cold_->staged() < bytes) {
+    const Leaf& leaf = *leaves_[depth_ == 0 ? 0 : prefix >> (32 - depth_)];
+    for (; bucket < leaf.bucket_count && seen < entries && cold_->staged() < bytes; bucket++) {
+      if (bucket + 2 < leaf.bucket_count) {
+        const Bucket& later = leaf.buckets[bucket + 2];
+        for (std::size_t s = 0; s < kSlots; s++)
+          if (later.tags[s] != 0) __builtin_prefetch(entry_of(later.slots[s]));
+      }
+      for (std::size_t s = 0; s < kSlots; s++) {
+        const Place where{&leaf.buckets[bucket], s};
+        if (where.bucket->tags[s] == 0) continue;
+        Entry& entry = *entry_of(where.bucket->slots[s]);
+        seen++;
+        if (entry.used && !empty) {
+          entry.used = false;
+          continue;
+        }
+        const std::size_t count_before = staged.size(), bytes_before = cold_->staged();
+        auto put = stage(where, staged, empty);
+        if (put) continue;
+        staged.resize(count_before);
+        cold_->forget_staged(bytes_before);
+        if (!entry.on_disk()) return std::move(put).error();
+        done.unread = std::move(put).error();
+      }
+    }
+    if (bucket < leaf.bucket_count) break;
+    bucket = 0;
+    prefix = (prefix >> (32 - leaf.depth) << (32 - leaf.depth)) + (std::uint64_t{1} << (32 - leaf.depth));
+  }
+  done.bytes = cold_->staged();
+  TRY(cold_->write());
+  for (const Staged& one : staged) take_staged(one);
+  done.cursor = prefix >> 32 != 0 ? 0 : prefix << 16 | bucket;
+  return done;
+}
+
+Result<std::uint64_t> Table::warm(std::uint64_t key_hash, std::uint64_t most) {
+  std::uint64_t came = 0;
+  if (roots_.empty()) return came;
+  Bucket* const buckets = roots_[leaf_index(key_hash)];
+  std::size_t at = home_of(key_hash, bucket_count_);
+  for (std::size_t step = 0; step < bucket_count_; step++) {
+    for (std::uint32_t bits = match(buckets[at].tags, tag_of(key_hash)); bits != 0; bits &= bits - 1) {
+      const Place where{&buckets[at], static_cast<std::size_t>(__builtin_ctz(bits))};
+      Entry* const old = entry_of(where.bucket->slots[where.slot]);
+      if (!old->used || old->size() > most || !old->on_disk() || hash(old->key()) != key_hash) continue;
+      std::string bytes;
+      TRY(old->read(0, old->size(), cold_, bytes));
+      Entry* entry;
+      if (old->form == Entry::kCold) {
+        entry = make_value(old->key(), bytes, old->expires_ms(), old->version);
+      } else {
+        entry = make(old->key(), old->expires_ms(), old->version, sizeof(LongValue*), Entry::kLong);
+        auto* const longer = new LongValue;
+        longer->add_bytes(bytes);
+        for (std::size_t i = 0; i < old->long_value()->ends.size(); i++) longer->ends.push_back(old->long_value()->ends[i]);
+        base::store(entry->payload(), longer);
+        count_long(entry->memory(), 0);
+      }
+      entry->used = true;
+      replace(where, entry);
+      destroy(old);
+      came += bytes.size();
+    }
+    if (buckets[at].passed == 0) break;
+    at = at + 1 == bucket_count_ ? 0 : at + 1;
+  }
+  return came;
 }
 
 std::vector<std::string> Table::expired(std::uint64_t now_ms, std::size_t limit) const {

@@ -20,25 +20,46 @@
 #include <vector>
 
 #include "novoht/core/arena.h"
+#include "novoht/core/cold.h"
 #include "novoht/core/format.h"
 
 namespace novoht::core {
 
-// A value that is too long for the arena or has grown past it: bytes in pieces, the ends of its fragments beside.
+// Offsets, added at the end: no addition ever moves more than some of them.
+class FragmentEnds {
+ public:
+  void push_back(std::uint64_t end) {
+    if (few_.size() < kFew) return few_.push_back(end);
+    if (many_ == nullptr) many_ = std::make_unique<std::deque<std::uint64_t>>();
+    many_->push_back(end);
+  }
+  std::uint64_t operator[](std::size_t index) const { return index < few_.size() ? few_[index] : (*many_)[index - few_.size()]; }
+  std::size_t size() const { return few_.size() + (many_ == nullptr ? 0 : many_->size()); }
+
+ private:
+  static constexpr std::size_t kFew = 1024;
+  std::vector<std::uint64_t> few_;
+  std::unique_ptr<std::deque<std::uint64_t>> many_;
+};
+
+// A value that is too long for the arena or has grown past it: bytes in pieces, the ends of its fragments beside. Pieces
+// may be on disk.
 struct LongValue {
   struct Piece {
-    std::unique_ptr<char[]> bytes;
+    std::unique_ptr<char[]> bytes;  // null: on disk
     std::uint64_t begin = 0;
     std::size_t size = 0, capacity = 0;
+    ColdPlace place;
   };
   std::vector<Piece> pieces;
-  std::deque<std::uint64_t> ends;
+  FragmentEnds ends;
   std::uint64_t size = 0;
-  std::uint64_t capacity = 0;
+  std::uint64_t capacity = 0;  // of the pieces in memory
 
   void add(Bytes fragment);
   void add_bytes(Bytes bytes);
-  void read(std::uint64_t offset, std::uint64_t count, std::string& out) const;
+  void add_cold(ColdPlace place, std::size_t bytes);
+  Result<void> read(std::uint64_t offset, std::uint64_t count, const ColdValues* cold, std::string& out) const;
 };
 
 // How an entry lies in the arena: this header, the expiry in milliseconds if it has one, the key, then the value:
@@ -46,13 +67,15 @@ struct LongValue {
 //   short     count and capacity (16 bits each), then `capacity` bytes: the value from the left, 16-bit fragment ends
 //             from the right
 //   long      a LongValue's address
+//   cold      where it lies on disk: offset (64 bits) and file (32 bits); one fragment
 struct Entry {
-  enum Form : std::uint8_t { kWhole = 0, kShort = 1, kLong = 2 };
+  enum Form : std::uint8_t { kWhole = 0, kShort = 1, kLong = 2, kCold = 3 };
   Version version;
   std::uint32_t value_size;  // of a long one: unused
   std::uint16_t key_size;
   Form form;
-  bool expires;
+  bool expires : 1;
+  bool used : 1;  // looked up since the hand of Table::cool() passed
 
   const char* tail() const { return reinterpret_cast<const char*>(this) + sizeof(Entry); }
   char* tail() { return reinterpret_cast<char*>(this) + sizeof(Entry); }
@@ -68,7 +91,10 @@ struct Entry {
   std::uint32_t fragment_count() const;
   std::uint64_t fragment_end(std::uint32_t index) const;
   std::optional<Bytes> contiguous() const;
-  void read(std::uint64_t offset, std::uint64_t count, std::string& out) const;
+  ColdPlace cold_place() const { return {base::load<std::uint64_t>(payload()), base::load<std::uint32_t>(payload() + 8)}; }
+  // `cold`: where values on disk are; may be null when there are none. `out` is unchanged after an error.
+  Result<void> read(std::uint64_t offset, std::uint64_t count, const ColdValues* cold, std::string& out) const;
+  bool on_disk() const;  // some of it
   std::size_t block_size() const;
   std::uint64_t memory() const;
 };
@@ -77,7 +103,8 @@ static_assert(sizeof(Entry) == 16);
 // One thread.
 class Table {
  public:
-  explicit Table(Arena& arena) : arena_(arena) {}
+  // Values may go to `cold`, unless that is null.
+  explicit Table(Arena& arena, ColdValues* cold = nullptr) : arena_(arena), cold_(cold) {}
   ~Table() { clear(); }
   Table(const Table&) = delete;
   Table& operator=(const Table&) = delete;
@@ -93,7 +120,7 @@ class Table {
   // As a checkpoint has it; an entry already there that is not older stays.
   void load(std::uint64_t hash, const CheckpointEntry& entry);
   void clear();
-  // The table goes, and its arena too: nothing need be given back to that.
+  // The table goes, and its arena and cold values too: nothing need be given back to those.
   void forget();
 
   // Asks the processor for what find() will need; each after the one before had time to arrive. A table that was in use a
@@ -127,6 +154,19 @@ class Table {
   // Moves entries out of the arena's old chunks, leaf by leaf: from `cursor` (0: the first) on until about `limit` were
   // looked at; returns the next cursor, 0 at the end. All are out when a walk has ended.
   std::uint64_t evacuate(std::uint64_t cursor, std::size_t limit);
+  // One step of what keeps memory within a limit: from `cursor` on, values that were not used since the last time go to the
+  // disk, about `bytes` of them, or `entries` have been looked at. With `empty`, values that lie in that cold file are
+  // copied to another instead. Returns the next cursor, 0 at the end; values on disk that could not be read stay where they
+  // are. Errors: no_space, io, and nothing of this step has changed.
+  struct Cooled {
+    std::uint64_t cursor = 0;
+    std::uint64_t bytes = 0;
+    std::optional<base::Error> unread;  // why the last of those could not be read
+  };
+  Result<Cooled> cool(std::uint64_t cursor, std::size_t entries, std::uint64_t bytes, std::optional<std::uint32_t> empty = {});
+  // Brings values on disk, of keys with this hash that were used, back to memory; `most` bytes of each. Returns how many
+  // bytes came.
+  Result<std::uint64_t> warm(std::uint64_t hash, std::uint64_t most);
   // Keys whose expiry is at or before `now_ms`, soonest first.
   std::vector<std::string> expired(std::uint64_t now_ms, std::size_t limit) const;
 
@@ -180,10 +220,23 @@ class Table {
   Leaf* make_leaf(std::size_t bucket_count, std::uint32_t depth);
   void free_leaf(Leaf* leaf);
   void count_in(std::uint64_t hash, const Entry& entry);
+  void count_long(std::uint64_t more, std::uint64_t less) {
+    long_bytes_ += more - less;
+    arena_.count_outside(more, less);
+  }
+  void count_index(std::uint64_t more, std::uint64_t less) {
+    index_bytes_ += more - less;
+    arena_.count_outside(more, less);
+  }
+  Entry* make_cold(const Entry& old, ColdPlace place);
+  struct Staged;
+  Result<void> stage(const Place& where, std::vector<Staged>& staged, std::optional<std::uint32_t> empty);
+  void take_staged(const Staged& one);
   void count_out(std::uint64_t hash, const Entry& entry);
   std::uint64_t collect(std::uint64_t cursor, std::size_t limit, std::vector<Found>& found) const;
 
   Arena& arena_;
+  ColdValues* const cold_;
   std::vector<Leaf*> leaves_;  // the directory: 2^depth_ of them, runs of equal ones
   std::vector<Bucket*> roots_;
   std::uint32_t depth_ = 0;

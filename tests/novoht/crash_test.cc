@@ -24,7 +24,9 @@ std::uint64_t number_from(const char* variable, std::uint64_t otherwise) {
 
 // One disk, the store on it, every record applied to it, and what has been promised of them.
 struct Trial {
-  explicit Trial(std::uint64_t from) : seed(from), random(from) {
+  // `limit`: of memory; with 1 all values that may go to the disk do.
+  explicit Trial(std::uint64_t from, std::uint64_t limit = 0) : seed(from), random(from) {
+    options.memory_limit = limit;
     options.segment_size = 4096;
     options.log_slack = 1.0;
     options.maintain_slice = 100;  // checkpoints take many steps, and the tables change in between
@@ -90,19 +92,25 @@ struct Trial {
   std::uint64_t flushed = 0, synced = 0;
 };
 
-TEST(CrashTest, PowerLossAtEveryOperationKeepsWhatWasSynced) {
+// Without a memory limit, and with values on disk.
+class EveryOperation : public ::testing::TestWithParam<std::uint64_t> {};
+INSTANTIATE_TEST_SUITE_P(CrashTest, EveryOperation, ::testing::Values(0, 1),
+                         [](const auto& one) { return std::string(one.param == 0 ? "InMemory" : "OnDisk"); });
+
+TEST_P(EveryOperation, PowerLossKeepsWhatWasSynced) {
   constexpr int kSteps = 600;
   std::uint64_t operations = 0;
   {
-    Trial whole(1);
+    Trial whole(1, GetParam());
     ASSERT_TRUE(whole.run(kSteps));
     operations = whole.disk.operations();
     EXPECT_GT(whole.store->statistics().checkpoints, 3u);
+    EXPECT_EQ(whole.store->statistics().cold_bytes > 0, GetParam() != 0);
   }
   ASSERT_GT(operations, 200u);
   for (std::uint64_t at = 1; at <= operations; at++) {
     for (std::uint64_t how = 0; how < 3; how++) {
-      Trial trial(1);
+      Trial trial(1, GetParam());
       trial.disk.stop_at(at);
       ASSERT_FALSE(trial.run(kSteps)) << "operation " << at << " did not stop";
       base::Random random(at * 3 + how);
@@ -113,13 +121,13 @@ TEST(CrashTest, PowerLossAtEveryOperationKeepsWhatWasSynced) {
   }
 }
 
-TEST(CrashTest, DeathOfTheProcessAtEveryOperationKeepsWhatWasFlushed) {
+TEST_P(EveryOperation, DeathOfTheProcessKeepsWhatWasFlushed) {
   constexpr int kSteps = 600;
-  Trial whole(2);
+  Trial whole(2, GetParam());
   ASSERT_TRUE(whole.run(kSteps));
   const std::uint64_t operations = whole.disk.operations();
   for (std::uint64_t at = 1; at <= operations; at++) {
-    Trial trial(2);
+    Trial trial(2, GetParam());
     trial.disk.stop_at(at);
     ASSERT_FALSE(trial.run(kSteps));
     trial.disk.kill();
@@ -133,7 +141,7 @@ TEST(CrashTest, ManyCrashesInARowLoseNothingPromised) {
   const std::uint64_t rounds = number_from("NOVOHT_ROUNDS", 60);
   for (std::uint64_t seed = first; seed < first + rounds; seed++) {
     const std::string replay = "replay: NOVOHT_SEED=" + std::to_string(seed) + " NOVOHT_ROUNDS=1";
-    Trial trial(seed);
+    Trial trial(seed, seed % 2);  // every other one with values on disk
     ASSERT_TRUE(trial.open()) << replay;
     for (int life = 0; life < 12; life++) {
       trial.disk.stop_at(trial.disk.operations() + 1 + trial.random.below(150));
@@ -162,7 +170,7 @@ TEST(CrashTest, ManyCrashesInARowLoseNothingPromised) {
 
 TEST(CrashTest, AFullDiskRefusesChangesAndTheStoreGoesOnWhenThereIsRoomAgain) {
   for (std::uint64_t seed = 1; seed <= 20; seed++) {
-    Trial trial(seed);
+    Trial trial(seed, seed % 2);
     ASSERT_TRUE(trial.open());
     Model model;
     int refused = 0;

@@ -363,6 +363,156 @@ TEST_F(StoreTest, MemoryThatLiesIdleGoesBackWhileTheStoreIsUsed) {
   for (int i = 0; i < 5000; i++) ASSERT_EQ(get("key" + std::to_string(i)), std::string(200, static_cast<char>('a' + i % 26)));
 }
 
+// --- with a memory limit ---
+
+class ColdTest : public StoreTest {
+ protected:
+  ColdTest() { limit(1); }
+  void limit(std::uint64_t bytes) {
+    options.memory_limit = bytes;
+    options.segment_size = 1 << 20;
+    reopen();
+  }
+  void cool() {
+    for (int i = 0; i < 20; i++) ASSERT_TRUE(store->maintain({}));
+  }
+  void overwrite(const std::string& path, const std::string& bytes) {
+    auto file = disk.open(path, base::OpenMode::read_write);
+    ASSERT_TRUE(file && (*file)->write_at(0, bytes));
+  }
+  std::vector<std::string> cold_files() {
+    std::vector<std::string> found;
+    for (const std::string& path : disk.paths())
+      if (path.find("/cold-") != std::string::npos) found.push_back(path);
+    return found;
+  }
+};
+
+TEST_F(ColdTest, AValueOnDiskIsReadFromThereAndItsKeyIsNot) {
+  put("short", "v");
+  put("long", std::string(100, 'l'));
+  put("longer", std::string(50'000, 'm'));
+  const auto hot = store->statistics();
+  cool();
+  const auto cold = store->statistics();
+  EXPECT_EQ(hot.cold_bytes, 0u);
+  EXPECT_GE(cold.cold_bytes, 50'100u);
+  EXPECT_LT(cold.used_bytes + 50'000, hot.used_bytes);
+  EXPECT_EQ(cold.live_bytes, hot.live_bytes);
+  EXPECT_FALSE(store->lookup(kTable, "long")->contiguous());
+  EXPECT_TRUE(store->lookup(kTable, "short")->contiguous());
+  EXPECT_EQ(get("long"), std::string(100, 'l'));
+  EXPECT_EQ(get("longer"), std::string(50'000, 'm'));
+  std::string part = "+";
+  ASSERT_TRUE(store->lookup(kTable, "longer")->read(16'380, 20'000, part));
+  EXPECT_EQ(part, "+" + std::string(20'000, 'm'));
+  EXPECT_EQ(scan_all(10).size(), 3u);
+  reopen();
+  EXPECT_EQ(get("longer"), std::string(50'000, 'm'));
+}
+
+TEST_F(ColdTest, AppendingToAValueOnDiskDoesNotReadIt) {
+  put("log", std::string(200, 'a'));
+  apply({Change::append("parts", std::string(900, 'p')), Change::append("parts", std::string(900, 'q'))});
+  cool();
+  const auto files = cold_files();
+  ASSERT_EQ(files.size(), 1u);
+  const std::string good = disk.contents(files[0]);
+  overwrite(files[0], std::string(good.size(), 'x'));  // whoever reads it now will know
+  append("log", "b");
+  append("parts", "r");
+  overwrite(files[0], good);
+  EXPECT_EQ(fragments("log"), std::string(200, 'a') + "|b");
+  EXPECT_EQ(fragments("parts"), std::string(900, 'p') + "|" + std::string(900, 'q') + "|r");
+  EXPECT_EQ(store->lookup(kTable, "log")->fragment_count(), 2u);
+  reopen();
+  EXPECT_EQ(fragments("log"), std::string(200, 'a') + "|b");
+}
+
+TEST_F(ColdTest, DamageOnDiskIsNamedAndTheStoreGoesOn) {
+  put("bad", std::string(100, 'b'));
+  cool();
+  const auto files = cold_files();
+  ASSERT_EQ(files.size(), 1u);
+  std::string bytes = disk.contents(files[0]);
+  bytes[70] ^= 1;
+  overwrite(files[0], bytes);
+  std::string out = "as before";
+  const auto read = store->lookup(kTable, "bad")->read(0, 100, out);
+  EXPECT_EQ(read.code(), Code::corrupt);
+  EXPECT_NE(read.error().message.find(files[0] + " offset 64"), std::string::npos) << read.error().message;
+  EXPECT_EQ(out, "as before");
+  put("good", std::string(100, 'g'));
+  cool();
+  EXPECT_EQ(get("good"), std::string(100, 'g'));
+  ASSERT_FALSE(store->compact());  // a checkpoint cannot have it, the log still does
+  reopen();
+  EXPECT_EQ(get("bad"), std::string(100, 'b'));
+}
+
+TEST_F(ColdTest, AValueUsedAgainAndAgainComesBackToMemory) {
+  limit(20'000);
+  for (int i = 0; i < 200; i++) put("key" + std::to_string(i), std::string(1000, 'v'));
+  cool();
+  ASSERT_FALSE(store->lookup(kTable, "key7")->contiguous());
+  for (int i = 0; i < 3; i++) {
+    EXPECT_EQ(get("key7"), std::string(1000, 'v'));
+    ASSERT_TRUE(store->maintain({}));
+  }
+  EXPECT_TRUE(store->lookup(kTable, "key7")->contiguous());
+}
+
+TEST_F(ColdTest, AnythingDoneWithValuesOnDiskIsAsWithThoseInMemory) {
+  limit(1 << 20);
+  base::Random random(5);
+  std::map<std::string, std::string> expected;
+  for (int i = 0; i < 60'000; i++) {
+    const std::string key = "key" + std::to_string(random.below(3000));
+    const std::string value(random.chance(0.01) ? random.below(40'000) : random.below(1500), static_cast<char>('a' + i % 26));
+    switch (random.below(8)) {
+      case 0:
+        remove(key);
+        expected.erase(key);
+        break;
+      case 1:
+      case 2:
+        append(key, Bytes(value).substr(0, 300));
+        expected[key] += value.substr(0, 300);
+        break;
+      case 3:
+      case 4: {
+        const auto found = expected.find(key);
+        ASSERT_EQ(get(key), found == expected.end() ? "not_found" : found->second);
+        break;
+      }
+      default:
+        put(key, value);
+        expected[key] = value;
+    }
+    if (i % 16 == 0) {
+      ASSERT_TRUE(store->maintain({}));
+    }
+    if (i % 20'000 == 10'000) reopen();
+  }
+  const auto statistics = store->statistics();
+  EXPECT_LT(statistics.used_bytes, std::uint64_t{5} << 18);
+  EXPECT_GT(statistics.cold_bytes, std::uint64_t{1} << 20);
+  EXPECT_LT(statistics.cold_file_bytes, 2 * statistics.cold_bytes + (std::uint64_t{3} << 20));
+  EXPECT_GT(statistics.checkpoints, 0u);
+  EXPECT_EQ(statistics.maintenance_failures, 0u) << statistics.last_failure;
+  for (int round = 0; round < 3; round++) {
+    EXPECT_EQ(store->statistics().keys, expected.size());
+    for (const auto& [key, value] : expected) ASSERT_TRUE(get(key) == value) << key;
+    if (round == 1) {
+      ASSERT_TRUE(store->compact());
+    }
+    if (round == 2) limit(0);
+    reopen();
+  }
+  for (const auto& [key, value] : expected) ASSERT_TRUE(get(key) == value) << key;
+  EXPECT_TRUE(cold_files().empty());
+}
+
 TEST_F(StoreTest, AnEmptyTableCostsLittleMemory) {
   const auto before = store->statistics().memory_bytes;
   for (std::uint32_t i = 0; i < 1000; i++) apply({Change::insert("k", "v")}, TableId{i});
