@@ -367,8 +367,9 @@ class StoreImpl final : public Store, private core::SnapshotHost, private core::
   Hand hand_, emptying_hand_;
   std::optional<std::uint32_t> emptying_;
   std::uint64_t used_before_ = 0;  // memory, when maintain() was last called
-  // When the hand has gone round twice and found nothing that could go, it rests until there is so much memory in use.
+  // When the hand has gone round twice and found hardly anything that could go, it rests until so much memory is in use.
   std::uint64_t quiet_until_ = 0;
+  std::uint64_t round_gone_ = 0;  // bytes, since the hand was at the beginning
   int fruitless_rounds_ = 0;
   static constexpr std::size_t kWantedMost = 64;
   mutable std::vector<std::pair<TableId, std::uint64_t>> wanted_;  // on disk, and used more than once: table and hash
@@ -932,11 +933,17 @@ Result<std::uint64_t> StoreImpl::cool_step(std::optional<std::uint32_t> empty) {
     }
     hand.table++;
   }
-  if (!empty && gone > 0) fruitless_rounds_ = 0;
+  if (!empty) round_gone_ += gone;
   if (hand.table >= table_ids_.size()) {
     hand = {};
-    if (empty) emptying_.reset();
-    else if (++fruitless_rounds_ >= 2) quiet_until_ = used_memory() + used_memory() / 8;
+    if (empty) {
+      emptying_.reset();
+    } else {
+      const std::uint64_t used = used_memory();
+      fruitless_rounds_ = round_gone_ < used / 16 ? fruitless_rounds_ + 1 : 0;
+      round_gone_ = 0;
+      if (fruitless_rounds_ >= 2) quiet_until_ = used + used / 8;
+    }
   }
   return gone;
 }
