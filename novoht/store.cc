@@ -321,13 +321,13 @@ class StoreImpl final : public Store, private core::SnapshotHost, private core::
     held_.erase(held_.find(position));
     trim_due_ = true;
   }
-  std::uint64_t birth_of(TableId table) override { return tables_.get(table, arena_).birth; }
+  std::uint64_t birth_of(TableId table) override { return tables_.get(table, arena_, cold_.get()).birth; }
   std::unique_ptr<core::Shadow> make_shadow() override { return std::make_unique<HiddenTable>(*this); }
   Result<void> install(TableId table, std::unique_ptr<core::Shadow> shadow, const core::Imported& imported) override;
   Result<std::uint64_t> write_whole_checkpoint(const core::Table& table, const core::CheckpointHeader& header, Bytes attachment);
   class HiddenTable final : public core::Shadow {
    public:
-    explicit HiddenTable(StoreImpl& store) : store_(store), state_(std::make_unique<TableState>(store.arena_)) { store_.hidden_++; }
+    explicit HiddenTable(StoreImpl& store) : store_(store), state_(std::make_unique<TableState>(store.arena_, store.cold_.get())) { store_.hidden_++; }
     ~HiddenTable() override { store_.hidden_--; }
     core::Table& table() override { return state_->table; }
     std::unique_ptr<TableState> take() { return std::move(state_); }
@@ -608,7 +608,7 @@ Result<std::unique_ptr<Import>> StoreImpl::begin_import(TableId table) {
 Result<std::unique_ptr<LogTail>> StoreImpl::begin_tail(TableId table, Version after) {
   if (options_.read_only) return base::fail(Code::invalid, folder_, ": the store was opened for reading only");
   settle();
-  const TableState& state = tables_.get(table, arena_);
+  const TableState& state = tables_.get(table, arena_, cold_.get());
   if (after > state.version)
     return base::fail(Code::conflict, "table ", static_cast<std::uint32_t>(table), " has version ", state.version,
                       ", asked for what follows ", after);
@@ -621,7 +621,8 @@ Result<std::uint64_t> StoreImpl::write_whole_checkpoint(const core::Table& table
                                                         Bytes attachment) {
   TRY_LET(writer, core::CheckpointWriter::begin(files_, path_of(core::checkpoint_name(header.table)), header, attachment));
   for (bool all = false; !all;) {
-    all = writer->take_some(table, std::size_t{1} << 20);
+    TRY_LET(taken, writer->take_some(table, cold_.get(), std::size_t{1} << 20));
+    all = taken;
     TRY(writer->write_taken());
   }
   auto finished = writer->finish({.entries = writer->entries(), .version = header.version, .position = header.position}, folder_);
@@ -1202,7 +1203,8 @@ Result<void> StoreImpl::recover() {
     last_cold = std::max(last_cold, number);
   }
   if (options_.memory_limit != 0 && !options_.read_only) {
-    cold_ = std::make_unique<core::ColdValues>(files_, folder_, id_, options_.segment_size, last_cold + 1);
+    cold_ = std::make_unique<core::ColdValues>(files_, folder_, id_, options_.segment_size, last_cold + 1,
+                                               options_.map_cold_values);
     arena_.be_frugal();
   }
   for (const std::string& name : names) {

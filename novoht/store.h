@@ -110,6 +110,10 @@ struct Options {
   // several; keys and shorter values stay in memory whatever the limit. Kept by maintain(), so it is exceeded by what is
   // applied between two calls; and while the disk is full, which is no error of a change. Not for a store that only reads.
   std::uint64_t memory_limit = 0;
+  // Read those files as mapped memory: several times faster where they are in the system's cache. What was read then shows
+  // as resident shared memory of the process, though it is the cache's and goes when the system needs it. (A handler for
+  // SIGBUS is installed, see base::File::view().)
+  bool map_cold_values = true;
   std::size_t max_key_size = kMaxKeySize;
   std::size_t max_value_size = kMaxValueSize;
   Companion* companion = nullptr;  // outlives the store

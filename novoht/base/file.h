@@ -12,6 +12,16 @@
 
 namespace base {
 
+// The first bytes of a file as memory: to read a little at a random place is five times faster than a system call, where the
+// system has it in its cache. One thread at a time.
+class FileView {
+ public:
+  virtual ~FileView() = default;
+  // Copies bytes [offset, offset + size). false: not to be had this way (beyond the view or the file's end, or the disk
+  // failed); read_at() says why.
+  virtual bool read(std::uint64_t offset, char* to, std::size_t size) = 0;
+};
+
 // One open file. One thread at a time, except sync() and read_at(), which may run on other threads beside write_at().
 // Every error names the file and the offset.
 class File {
@@ -30,6 +40,13 @@ class File {
   // cannot fail for lack of space. no_space leaves the file as it was. (A file system may note the first write to such a
   // block; where syncs are to be cheapest, write zeros over them beforehand.)
   virtual Result<void> reserve(std::uint64_t size) = 0;
+  // A view of the first `size` bytes, of which the file need not have all yet; null where there is no such thing. It sees
+  // what is written later, and outlives the file. Reading one that fails raises SIGBUS: the first view installs a handler
+  // for that signal, which passes on every other one to the handler before it.
+  virtual std::unique_ptr<FileView> view(std::uint64_t size) {
+    (void)size;
+    return nullptr;
+  }
 };
 
 enum class OpenMode { read, read_write, create, create_new };  // create: read_write, made when absent

@@ -21,8 +21,9 @@ bool ColdValues::is_name(base::Bytes name, std::uint32_t& number) {
   return found.has_value();
 }
 
-ColdValues::ColdValues(base::FileSystem& files, std::string folder, std::uint64_t store, std::uint64_t file_size, std::uint32_t next)
-    : files_(files), folder_(std::move(folder)), store_(store), file_size_(file_size), next_(next), closer_(files.threads()) {}
+ColdValues::ColdValues(base::FileSystem& files, std::string folder, std::uint64_t store, std::uint64_t file_size, std::uint32_t next,
+                       bool views)
+    : files_(files), folder_(std::move(folder)), store_(store), file_size_(file_size), next_(next), views_(views), closer_(files.threads()) {}
 
 ColdValues::~ColdValues() {
   for (auto& [number, one] : all_) {
@@ -56,6 +57,8 @@ base::Result<void> ColdValues::begin_file() {
     (void)files_.remove(one.path).has_value();
     return wrote;
   }
+  constexpr std::uint64_t kBeyond = std::uint64_t{2} << 20;  // most last values end within
+  if (views_) one.view = file->view(file_size_ + kBeyond);
   one.file = std::move(file);
   one.size = kHeaderSize;
   total_ += kHeaderSize;
@@ -103,6 +106,11 @@ void ColdValues::forget_staged(std::size_t from) {
   buffer_.resize(from);
 }
 
+base::Result<std::size_t> ColdValues::read_at(const ColdFile& one, std::uint64_t offset, char* to, std::size_t size) {
+  if (one.view != nullptr && one.view->read(offset, to, size)) return size;
+  return one.file->read_at(offset, to, size);
+}
+
 base::Error ColdValues::cut_short(const ColdFile& one, std::uint64_t offset) {
   return base::fail(base::Code::corrupt, one.path, " offset ", offset, ": the file ends within a value");
 }
@@ -128,7 +136,7 @@ base::Result<void> ColdValues::read(ColdPlace place, std::uint64_t size, std::ui
     // Whole and small, as most are: straight to where it is wanted.
     const std::size_t before = out.size();
     out.resize(before + size + 4);
-    auto got = one.file->read_at(place.offset, out.data() + before, size + 4);
+    auto got = read_at(one, place.offset, out.data() + before, size + 4);
     std::optional<base::Error> error;
     if (!got) error = std::move(got).error();
     else if (*got < size + 4) error = cut_short(one, place.offset + *got);
@@ -141,7 +149,7 @@ base::Result<void> ColdValues::read(ColdPlace place, std::uint64_t size, std::ui
   const std::uint64_t begin = place.offset + first * (kChunk + 4);
   const std::uint64_t end = place.offset + stored(std::min((last + 1) * kChunk, size));
   scratch_.resize(end - begin);
-  TRY_LET(got, one.file->read_at(begin, scratch_.data(), scratch_.size()));
+  TRY_LET(got, read_at(one, begin, scratch_.data(), scratch_.size()));
   if (got < scratch_.size()) return cut_short(one, begin + got);
   for (std::uint64_t chunk = first; chunk <= last; chunk++) {
     const std::uint64_t at = (chunk - first) * (kChunk + 4), length = std::min<std::uint64_t>(kChunk, size - chunk * kChunk);
@@ -169,7 +177,10 @@ void ColdValues::drop_if_dead(std::uint32_t number) {
   if (found->second.live != 0 || number == current_) return;
   total_ -= found->second.size;
   (void)files_.remove(found->second.path).has_value();
-  closer_.run([file = std::move(found->second.file)]() mutable { file.reset(); });
+  closer_.run([file = std::move(found->second.file), view = std::shared_ptr(std::move(found->second.view))]() mutable {
+    view.reset();
+    file.reset();
+  });
   all_.erase(found);
 }
 

@@ -32,8 +32,9 @@ class ColdValues {
   static constexpr std::size_t kChunk = std::size_t{16} << 10;
   static constexpr std::uint64_t kHeaderSize = 64;
 
-  // `next` is higher than any such file's number in the folder. A file holds about `file_size` bytes.
-  ColdValues(base::FileSystem& files, std::string folder, std::uint64_t store, std::uint64_t file_size, std::uint32_t next);
+  // `next` is higher than any such file's number in the folder. A file holds about `file_size` bytes. `views`: read through
+  // base::FileView where the files have that.
+  ColdValues(base::FileSystem& files, std::string folder, std::uint64_t store, std::uint64_t file_size, std::uint32_t next, bool views);
   ~ColdValues();  // removes the files
 
   // Where the value will lie once write() has returned well.
@@ -61,10 +62,12 @@ class ColdValues {
   struct ColdFile {
     std::shared_ptr<base::File> file;
     std::string path;
+    std::unique_ptr<base::FileView> view;  // null: none
     std::uint64_t size = 0, live = 0;
   };
   base::Result<void> begin_file();
   void drop_if_dead(std::uint32_t number);
+  static base::Result<std::size_t> read_at(const ColdFile& one, std::uint64_t offset, char* to, std::size_t size);
   static base::Error cut_short(const ColdFile& one, std::uint64_t offset);
   std::optional<base::Error> check(const ColdFile& one, ColdPlace place, std::uint64_t size, base::Bytes chunk, std::uint64_t offset) const;
   static std::uint64_t stored(std::uint64_t size) { return size + 4 * ((size + kChunk - 1) / kChunk); }
@@ -74,6 +77,7 @@ class ColdValues {
   const std::string folder_;
   const std::uint64_t store_, file_size_;
   std::uint32_t next_;
+  const bool views_;
   std::uint32_t current_ = 0;  // written on; 0: none
   std::map<std::uint32_t, ColdFile> all_;
   std::string buffer_;  // staged, for the end of the current file

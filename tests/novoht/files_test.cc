@@ -53,6 +53,30 @@ TEST_P(FilesTest, WhatIsWrittenIsRead) {
   EXPECT_EQ(*file->read_at(100, &byte, 1), 0u);
 }
 
+TEST_P(FilesTest, AViewShowsWhatIsWrittenAndFailsWhereTheFileEnds) {
+  const std::string path = folder_ + "/file";
+  auto file = *files_->open(path, OpenMode::create);
+  const auto view = file->view(64 << 10);
+  if (!view) {
+    EXPECT_FALSE(GetParam());
+    return;
+  }
+  ASSERT_TRUE(file->write_at(0, std::string(20'000, 'a')));
+  std::string bytes(10'000, '?');
+  ASSERT_TRUE(view->read(10'000, bytes.data(), bytes.size()));
+  EXPECT_EQ(bytes, std::string(10'000, 'a'));
+  ASSERT_TRUE(file->write_at(10'000, "b"));
+  ASSERT_TRUE(view->read(10'000, bytes.data(), 1));
+  EXPECT_EQ(bytes[0], 'b');
+  // Memory without a file behind it; and again, for the first failure must not have changed anything.
+  for (int i = 0; i < 2; i++) EXPECT_FALSE(view->read(30'000, bytes.data(), bytes.size()));
+  EXPECT_FALSE(view->read(60'000, bytes.data(), bytes.size()));
+  ASSERT_TRUE(file->truncate(0));
+  EXPECT_FALSE(view->read(0, bytes.data(), 1));
+  file.reset();
+  EXPECT_FALSE(view->read(0, bytes.data(), 1));
+}
+
 TEST_P(FilesTest, NamesAreMadeMovedListedAndRemoved) {
   ASSERT_TRUE(files_->make_folder(folder_ + "/x/y"));
   ASSERT_TRUE(files_->make_folder(folder_ + "/x/y"));

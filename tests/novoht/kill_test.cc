@@ -2,12 +2,14 @@
 // at any moment. NOVOHT_KILLS=<n> runs more rounds.
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/mount.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <thread>
 
 #include "tests/novoht/shadow.h"
@@ -34,18 +36,26 @@ class KillTest : public ::testing::Test {
   ~KillTest() override { std::filesystem::remove_all(folder_); }
   std::unique_ptr<Store> open() {
     notes_ = NoteKeeper();
-    auto opened = Store::open(*files_, folder_ + "/store", options_);
+    auto opened = Store::open(*files_, folder_ + where_, options_);
     EXPECT_TRUE(opened) << opened.error().message;
     return opened ? *std::move(opened) : nullptr;
   }
 
   std::unique_ptr<base::FileSystem> files_ = base::real_files();
-  std::string folder_;
+  std::string folder_, where_ = "/store";
   Options options_;
   NoteKeeper notes_;
 };
 
-TEST_F(KillTest, SyncsOnAnotherThreadRunBesideChangesAndHousekeeping) {
+// Without a memory limit, and with all values on disk that may be.
+class LimitTest : public KillTest, public ::testing::WithParamInterface<std::uint64_t> {
+ protected:
+  LimitTest() { options_.memory_limit = GetParam(); }
+};
+INSTANTIATE_TEST_SUITE_P(KillTest, LimitTest, ::testing::Values(0, 1),
+                         [](const auto& one) { return std::string(one.param == 0 ? "InMemory" : "OnDisk"); });
+
+TEST_P(LimitTest, SyncsOnAnotherThreadRunBesideChangesAndHousekeeping) {
   base::Random random(1);
   Model model;
   {
@@ -78,6 +88,7 @@ TEST_F(KillTest, SyncsOnAnotherThreadRunBesideChangesAndHousekeeping) {
     ASSERT_TRUE(store->sync());
     EXPECT_FALSE(store->dirty());
     EXPECT_GT(store->statistics().checkpoints, 0u);
+    EXPECT_EQ(store->statistics().cold_bytes > 0, GetParam() != 0);
     EXPECT_TRUE(equals(*store, model));
   }
   auto store = open();
@@ -94,6 +105,7 @@ TEST_F(KillTest, AKilledProcessLosesNothingItHadFlushed) {
   base::Random random(2);
   for (int round = 0; round < rounds; round++) {
     const std::uint64_t seed = random.next();
+    options_.memory_limit = static_cast<std::uint64_t>(round % 2);  // every other one with values on disk
     std::array<int, 2> pipe;
     ASSERT_EQ(::pipe(pipe.data()), 0);
     const pid_t child = ::fork();
@@ -132,6 +144,57 @@ TEST_F(KillTest, AKilledProcessLosesNothingItHadFlushed) {
     ASSERT_TRUE(store) << "round " << round << " seed " << seed;
     ASSERT_TRUE(equals_prefix(*store, notes_, records, before + flushed)) << "round " << round << " seed " << seed;
   }
+}
+
+// A file system of a few megabytes that is full, and then is not.
+TEST_P(LimitTest, AFullFileSystemRefusesChangesAndTheStoreGoesOnWhenThereIsRoomAgain) {
+  const std::string small = folder_ + "/small";
+  std::filesystem::create_directory(small);
+  if (::mount("tmpfs", small.c_str(), "tmpfs", 0, "size=6m") != 0) GTEST_SKIP() << "mounting is not allowed here";
+  struct Mounted {
+    ~Mounted() { ::umount2(at.c_str(), MNT_DETACH); }
+    std::string at;
+  } mounted{small};
+  where_ = "/small/store";
+  { std::ofstream(small + "/ballast") << std::string(std::size_t{2} << 20, 'b'); }
+  options_.segment_size = 256 << 10;
+  options_.maintain_slice = 64 << 10;
+  base::Random random(3);
+  Model model;
+  auto store = open();
+  ASSERT_TRUE(store);
+  int refused = 0, after = 0;
+  for (int i = 0; i < 6000; i++) {
+    // Keys enough that what is alive does not fit, until there is room again and they are removed.
+    OwnedRecord record = testing::random_record(random, 2, 20'000, 2000);
+    for (auto& change : record.changes) {
+      if (i >= 4500) change = {Change::Kind::remove, "key" + std::to_string(random.below(20'000)), ""};
+      else if (change.kind != Change::Kind::remove) change.value.resize(900, 'v');
+    }
+    const auto version = testing::apply_to(*store, record);
+    if (version) {
+      model.apply(record);
+      notes_.add(record.table, *version, record.note);
+      if (refused > 0 && i > 4000) after++;
+    } else {
+      ASSERT_EQ(version.code(), Code::no_space) << version.error().message;
+      refused++;
+    }
+    ASSERT_TRUE(store->flush());
+    const auto maintained = store->maintain({});
+    ASSERT_TRUE(maintained || maintained.code() == Code::no_space) << maintained.error().message;
+    if (i == 4000) {
+      ASSERT_TRUE(equals(*store, model));
+      std::filesystem::remove(small + "/ballast");
+    }
+  }
+  EXPECT_GT(refused, 0);
+  EXPECT_GT(after, 0);
+  EXPECT_TRUE(equals(*store, model));
+  store.reset();
+  store = open();
+  ASSERT_TRUE(store);
+  EXPECT_TRUE(equals(*store, model));
 }
 
 }  // namespace
