@@ -327,7 +327,10 @@ class StoreImpl final : public Store, private core::SnapshotHost, private core::
   Result<std::uint64_t> write_whole_checkpoint(const core::Table& table, const core::CheckpointHeader& header, Bytes attachment);
   class HiddenTable final : public core::Shadow {
    public:
-    explicit HiddenTable(StoreImpl& store) : store_(store), state_(std::make_unique<TableState>(store.arena_, store.cold_.get())) { store_.hidden_++; }
+    explicit HiddenTable(StoreImpl& store)
+        : store_(store), state_(std::make_unique<TableState>(store.arena_, store.cold_.get())) {
+      store_.hidden_++;
+    }
     ~HiddenTable() override { store_.hidden_--; }
     core::Table& table() override { return state_->table; }
     std::unique_ptr<TableState> take() { return std::move(state_); }
