@@ -530,10 +530,10 @@ Plan config(Context& context) {
         {"timeout", "0"},
     };
     std::vector<std::pair<std::string, std::string>> found;
-    for (const auto& [name, value] : all)
+    for (const auto& setting : all)
       if (std::any_of(patterns.begin(), patterns.end(),
-                      [&](const std::string& pattern) { return glob_matches(pattern, name); }))
-        found.emplace_back(name, value);
+                      [&](const std::string& pattern) { return glob_matches(pattern, setting.first); }))
+        found.push_back(setting);
     out.map(found.size());
     for (const auto& [name, value] : found) {
       out.bulk(name);
