@@ -19,7 +19,9 @@ CONNECTIONS, IN_FLIGHT = 4, 32
 
 class Soak(unittest.TestCase):
     def sample(self, box, samples, stop):
-        while not stop.wait(rounds(0.1, 2)):
+        over = False
+        while not over:
+            over = stop.wait(rounds(0.1, 2))  # and once more at the end
             pid = box.node_pid()
             try:
                 with open(f"/proc/{pid}/statm", encoding="ascii") as file:

@@ -48,6 +48,8 @@ class Http(unittest.TestCase):
         self.addCleanup(self.box.clean_up)
         self.port = free_port()
         self.box.run("zht", "serve", "--background", "--instances", "2", "--http", f"127.0.0.1:{self.port}")
+        self.assertEqual(self.box.json("zht", "status", "--json")["http"], f"127.0.0.1:{self.port}")
+        self.assertIn(f"http://127.0.0.1:{self.port}/metrics", self.box.out("zht", "status"))
 
     def get(self, path):
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=harness.DEADLINE) as reply:

@@ -53,6 +53,8 @@ json status_json(const wire::Status& status) {
           {"data", status.data_folder()},
           {"tcp", status.manager_tcp()},
           {"unix", status.manager_unix()},
+          {"resp", status.resp()},
+          {"http", status.http()},
           {"durability", status.durability()},
           {"uptime_ms", status.uptime_ms()},
           {"incarnation", status.incarnation()},
@@ -62,6 +64,7 @@ json status_json(const wire::Status& status) {
           {"keys", keys},
           {"live_bytes", live},
           {"memory_bytes", memory},
+          {"resident_bytes", status.resident_bytes()},
           {"disk_bytes", disk},
           {"operations", operations},
           {"instances", std::move(instances)},
@@ -73,7 +76,9 @@ void print_status(const wire::Status& status) {
             << support::human_duration(std::chrono::milliseconds(status.uptime_ms())) << ", durability "
             << status.durability() << ", " << status.partition_count() << " partitions\n"
             << "manager " << status.manager_unix()
-            << (status.manager_tcp().empty() ? "" : " and " + status.manager_tcp()) << "\n\n";
+            << (status.manager_tcp().empty() ? "" : " and " + status.manager_tcp())
+            << (status.resp().empty() ? "" : ", redis clients " + status.resp())
+            << (status.http().empty() ? "" : ", metrics http://" + status.http() + "/metrics") << "\n\n";
   support::Table table(
       {"INSTANCE", "PARTITIONS", "KEYS", "LIVE", "MEMORY", "DISK", "OPERATIONS", "CONNECTIONS", "WATCHERS", "STATE"});
   for (const wire::InstanceStatus& one : status.instances())
