@@ -28,6 +28,7 @@
 #include "novoht/base/bytes.h"
 #include "novoht/base/random.h"
 #include "zht/client.h"
+#include "zht/node.h"
 #include "zht/types.h"
 #include "zht/wire/frame.h"
 #include "zht/wire/zht.pb.h"
@@ -480,16 +481,90 @@ zht::wire::MembershipTable membership_of(const std::string& address) {
   }
 }
 
+// A node inside this process, one instance, its data in a folder: one thread that waits for each answer, and one that asks
+// for 16 keys at a time (a latency is then that of 16).
+void in_process(const bench::Arguments& arguments, const bench::Report& report, const Data& data, std::size_t keys, double seconds,
+                std::size_t at_least) {
+  zht::NodeOptions options;
+  options.data_folder = arguments.folder + "/data";
+  options.instances = 1;
+  const bool always = arguments.durability == "always";
+  if (always) options.durability = zht::NodeOptions::Durability::always;
+  auto node = zht::Node::start(options);
+  if (!node) wrong("zht: " + node.error().message);
+  const auto client = (*node)->client();
+  const auto text = [&](std::size_t index, bool value) {
+    char bytes[kValueSize];
+    value ? data.value(index, bytes) : Data::key(index, bytes);
+    return std::string(bytes, value ? kValueSize : kKeySize);
+  };
+  for (std::size_t i = 0; i < keys; i += 16) {
+    std::vector<std::pair<std::string, std::string>> pairs;
+    for (std::size_t k = i; k < std::min(i + 16, keys); k++) pairs.emplace_back(text(k, false), text(k, true));
+    for (const auto& version : client->insert_many(std::move(pairs))) require(version.has_value(), "zht: an insert failed");
+  }
+  for (const bool insert : {true, false}) {
+    if (always && !insert) continue;  // a lookup does not sync
+    for (const std::size_t together : {std::size_t{1}, std::size_t{16}}) {
+      base::Random random(together);
+      bench::Latencies latencies;
+      latencies.reserve(1 << 23);
+      std::size_t asked = 0;
+      char key[kKeySize], value[kValueSize];
+      bench::Stopwatch watch;
+      while (asked < at_least || asked % 256 != 0 || watch.seconds() < seconds) {
+        const std::uint64_t began = watch.nanoseconds();
+        if (together == 1) {
+          const std::size_t index = random.below(keys);
+          Data::key(index, key);
+          if (insert) data.value(index, value);
+          if (insert) {
+            require(client->insert({key, kKeySize}, {value, kValueSize}).has_value(), "zht: an insert failed");
+          } else {
+            const auto found = client->lookup({key, kKeySize});
+            require(found && data.matches(index, found->value), "a lookup returned another value");
+          }
+        } else if (insert) {
+          std::vector<std::pair<std::string, std::string>> pairs;
+          for (std::size_t i = 0; i < together; i++) {
+            const std::size_t index = random.below(keys);
+            pairs.emplace_back(text(index, false), text(index, true));
+          }
+          for (const auto& version : client->insert_many(std::move(pairs))) require(version.has_value(), "zht: an insert failed");
+        } else {
+          std::size_t indices[16];
+          std::vector<std::string> wanted;
+          for (std::size_t i = 0; i < together; i++) wanted.push_back(text(indices[i] = random.below(keys), false));
+          const auto found = client->lookup_many(std::move(wanted));
+          for (std::size_t i = 0; i < together; i++)
+            require(found[i] && data.matches(indices[i], found[i]->value), "a lookup returned another value");
+        }
+        latencies.add(watch.nanoseconds() - began);
+        asked += together;
+      }
+      const double took = watch.seconds();
+      const std::string row = std::string("in-process ") + (insert ? "insert" : "lookup") + (always ? " always" : "") +
+                              (together > 1 ? " x16" : "");
+      report.row(row, "ops_per_s", static_cast<double>(asked) / took);
+      report.latency(row, latencies);
+    }
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  const bench::Arguments arguments = bench::parse("store", {"zht", "redis", "memcached", "limit", "zht_client"}, argc, argv);
+  const bench::Arguments arguments = bench::parse("store", {"zht", "redis", "memcached", "limit", "zht_client", "zht_in_process"}, argc, argv);
   const bench::Report report(arguments);
   const Data data;
   const std::size_t keys = arguments.pick<std::size_t>(500, 100'000, 100'000);
   const double seconds = arguments.pick(0.0, 0.5, 3.0);
   const std::size_t at_least = arguments.pick<std::size_t>(1'000, 2'000, 10'000);
   const bool always = arguments.durability == "always";
+  if (arguments.system == "zht_in_process") {
+    in_process(arguments, report, data, keys, seconds, at_least);
+    return 0;
+  }
   // For work on one row: --rows="insert 32x16,lookup 1x1".
   const std::string rows = arguments.option("rows", ""), only = rows.empty() ? "" : "," + rows + ",";
 

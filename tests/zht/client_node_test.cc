@@ -1,12 +1,16 @@
 // A node inside this process: what its clients see is what clients over sockets see, with many threads at once, through
 // restarts, beside clients from outside, and when it ends under them.
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <filesystem>
 #include <future>
 #include <set>
+#include <sstream>
 #include <thread>
 
 #include "zht/node.h"
@@ -142,6 +146,52 @@ TEST_F(NodeTest, WhatWasAcknowledgedIsThereAfterARestart) {
   NodeOptions other = kept();
   other.partitions = 32;
   EXPECT_EQ(Node::start(other).code(), Code::invalid) << "made with 16";
+}
+
+// A child that appends its count and says so through `told`, until it is killed.
+[[noreturn]] void count_until_killed(const NodeOptions& options, int told) {
+  auto node = Node::start(options);
+  if (!node) _exit(1);
+  const auto c = (*node)->client();
+  for (std::uint32_t i = 0;; i++) {
+    const std::string number = std::to_string(i) + " ";
+    if (!c->append("log" + std::to_string(i % 3), number) || !c->call_all({Operation::insert("last", number)})[0].ok()) _exit(1);
+    if (write(told, &i, sizeof i) != sizeof i) _exit(1);
+  }
+}
+
+TEST_F(NodeTest, WhatWasAcknowledgedSurvivesTheDeathOfItsProcess) {
+  std::uint32_t expected = 0;  // the last number told
+  for (int life = 0; life < 4; life++) {
+    NodeOptions options = kept();
+    options.data_folder += std::to_string(life);
+    options.instances = 2;
+    int told[2];
+    ASSERT_EQ(pipe(told), 0);
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) count_until_killed(options, told[1]);
+    close(told[1]);
+    for (std::uint32_t i = 0; i < 3000u + 500u * static_cast<std::uint32_t>(life); i++)
+      ASSERT_EQ(read(told[0], &expected, sizeof expected), static_cast<ssize_t>(sizeof expected));
+    kill(child, SIGKILL);
+    ASSERT_EQ(waitpid(child, nullptr, 0), child);
+    for (std::uint32_t more; read(told[0], &more, sizeof more) == static_cast<ssize_t>(sizeof more);) expected = more;
+    close(told[0]);
+
+    const auto node = start(options);
+    const auto c = node->client();
+    EXPECT_GE(std::stoul(c->lookup("last")->value), expected);
+    std::uint32_t there = 0;
+    for (std::uint32_t k = 0; k < 3; k++) {
+      std::istringstream log(c->lookup("log" + std::to_string(k))->value);
+      std::uint32_t next = k;
+      for (std::uint32_t number; log >> number; next += 3) ASSERT_EQ(number, next);
+      there += (next - k) / 3;
+    }
+    EXPECT_GE(there, expected + 1);
+    EXPECT_LE(there, expected + 2) << "one at most was under way";
+  }
 }
 
 TEST_F(NodeTest, AFolderIsServedOnce) {

@@ -11,6 +11,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
+constexpr std::size_t kTogether = 32;    // operations that the core sees at once
 constexpr std::size_t kRoundSize = 256;  // operations: what others may have to wait for
 constexpr base::Duration kCallbackGrace = 500ms;  // the core ends a callback in time; this is for when it cannot
 
@@ -32,8 +33,25 @@ class InProcessClient::Round final : public LocalRequest {
       : port_(port), connection_(connection), items_(items), count_(count) {}
 
   void execute(core::Instance& core) override {
-    for (std::size_t i = 0; i < count_; i++) execute(core, *items_[i]);
     executed_ = true;
+    for (std::size_t i = 0; i < count_;) {
+      // Plain ones that follow each other go together: the core fetches the memory of all their keys at once.
+      std::size_t end = i;
+      while (end < count_ && end - i < kTogether && is_plain(*items_[end]->operation)) end++;
+      if (end - i < 2) {
+        execute_one(core, i++);
+        continue;
+      }
+      port_.frames.clear();
+      for (; i < end; i++) port_.frames.push_back(*frame_of(core, i));
+      port_.out.clear();
+      core.on_frames(core::ConnectionId{connection_}, port_.frames, port_.out);
+      take_answers();
+    }
+    if (port_.in.capacity() + port_.out.capacity() > (std::size_t{4} << 20)) {
+      std::string().swap(port_.in);
+      std::string().swap(port_.out);
+    }
   }
 
   void run() {
@@ -50,41 +68,84 @@ class InProcessClient::Round final : public LocalRequest {
   }
 
  private:
-  void execute(core::Instance& core, Item& item) {
-    const bool recorded = client::is_recorded(item.operation->kind);
+  // A request's number is its place here; those of callbacks are chosen by the client.
+  static constexpr std::uint64_t kPlace = std::uint64_t{1} << 63;
+
+  // Most operations are what a frame says, without the frame: nothing of them need be encoded and decoded again.
+  static bool is_plain(const Operation& operation) {
+    return (operation.kind == OpKind::insert || operation.kind == OpKind::lookup || operation.kind == OpKind::remove ||
+            operation.kind == OpKind::append) &&
+           operation.condition.kind == Condition::Kind::none && operation.ttl.count() == 0 && operation.limit == 0 &&
+           operation.range.kind == Range::Kind::whole;
+  }
+
+  // The frame of the i-th item. It borrows from the operation, or from port_.in, which nobody changes before it is executed.
+  Result<wire::Frame> frame_of(const core::Instance& core, std::size_t i) {
+    const Item& item = *items_[i];
+    const Operation& operation = *item.operation;
+    const bool recorded = client::is_recorded(operation.kind);
     if (recorded) port_.sequence++;
+    const wire::Identity identity{.request = item.request != 0 ? item.request : kPlace | i,
+                                  .client = recorded ? port_.client : 0,
+                                  .sequence = recorded ? port_.sequence : 0,
+                                  .floor = recorded ? port_.sequence - 1 : 0,
+                                  .epoch = static_cast<std::uint64_t>(core.epoch_of(item.partition)),
+                                  .partition = item.partition,
+                                  .timeout_ms = item.timeout_ms};
+    wire::Frame frame;
+    if (is_plain(operation)) {
+      frame.type = wire::FrameType::request;
+      frame.op = static_cast<std::uint8_t>(operation.kind);
+      frame.flags = operation.missing_ok ? std::uint32_t{wire::kMissingOk} : 0u;
+      frame.request = identity.request;
+      frame.first = identity.client;
+      frame.second = identity.sequence;
+      frame.third = identity.floor;
+      frame.epoch = identity.epoch;
+      frame.partition = static_cast<std::uint32_t>(identity.partition);
+      frame.key = operation.key;
+      frame.value = operation.value;
+      return frame;
+    }
     port_.in.clear();
-    port_.out.clear();
-    wire::encode_request(port_.in, *item.operation,
-                         {.request = item.request,
-                          .client = recorded ? port_.client : 0,
-                          .sequence = recorded ? port_.sequence : 0,
-                          .floor = recorded ? port_.sequence - 1 : 0,
-                          .epoch = static_cast<std::uint64_t>(core.epoch_of(item.partition)),
-                          .partition = item.partition,
-                          .timeout_ms = item.timeout_ms});
-    const auto frame = wire::next_frame(port_.in, wire::kMaxFrameSize);
+    wire::encode_request(port_.in, operation, identity);
+    TRY_LET(encoded, wire::next_frame(port_.in, wire::kMaxFrameSize));
+    return *encoded;
+  }
+
+  void execute_one(core::Instance& core, std::size_t i) {
+    const auto frame = frame_of(core, i);
     if (!frame) {
-      item.outcome = failed(frame.code(), frame.error().message);
-      item.answered = true;
+      items_[i]->outcome = failed(frame.code(), frame.error().message);
+      items_[i]->answered = true;
       return;
     }
-    core.on_frame(core::ConnectionId{connection_}, **frame, port_.out);
-    if (!port_.out.empty()) answer(item);
-    if (port_.in.capacity() + port_.out.capacity() > (std::size_t{4} << 20)) {
-      std::string().swap(port_.in);
-      std::string().swap(port_.out);
+    port_.out.clear();
+    core.on_frame(core::ConnectionId{connection_}, *frame, port_.out);
+    take_answers();
+  }
+
+  void take_answers() {
+    for (Bytes rest = port_.out; !rest.empty();) {
+      const auto reply = wire::next_frame(rest, wire::kMaxFrameSize);
+      if (!reply || !*reply) return;  // no core writes such
+      rest.remove_prefix((*reply)->size);
+      if (Item* const item = item_of((*reply)->request)) answer(*item, **reply);
     }
   }
 
-  void answer(Item& item) {
+  Item* item_of(std::uint64_t request) {
+    if (request & kPlace) return items_[request & ~kPlace];
+    for (std::size_t i = 0; i < count_; i++)
+      if (items_[i]->request == request) return items_[i];
+    return nullptr;
+  }
+
+  static void answer(Item& item, const wire::Frame& reply) {
     item.answered = true;
-    const auto reply = wire::next_frame(port_.out, wire::kMaxFrameSize);
-    if (!reply) {
-      item.outcome = failed(reply.code(), reply.error().message);
-    } else if ((*reply)->status == wire::kStatusRetry) {
+    if (reply.status == wire::kStatusRetry) {
       item.outcome = failed(Code::unavailable, "the partition is moving");
-    } else if (auto outcome = wire::decode_outcome(**reply); outcome) {
+    } else if (auto outcome = wire::decode_outcome(reply); outcome) {
       item.outcome = *std::move(outcome);
     } else {
       item.outcome = failed(outcome.code(), outcome.error().message);

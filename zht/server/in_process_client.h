@@ -6,9 +6,9 @@
 // everywhere (zht/client.h). A callback's answer comes from whichever thread changed the key and is handed to that thread
 // too.
 //
-// Requests go through the core as frames, the same bytes a socket would bring: one path to test, a quarter of a
-// microsecond each. The identity of a request is (this client and instance, sequence), numbered while the core is held;
-// nothing here is ever sent twice, so the floor is always just below.
+// Requests reach the core as frames, as a socket would bring them: one path to test. Most frames only point to the
+// operation's own key and value; the others are encoded. The identity of a request is (this client and instance, sequence),
+// numbered while the core is held; nothing here is ever sent twice, so the floor is always just below.
 #pragma once
 
 #include <condition_variable>
@@ -50,7 +50,8 @@ class InProcessClient final : public Client {
   struct Port {
     InstanceThread* thread = nullptr;
     std::uint64_t client = 0, sequence = 0;
-    std::string in, out;  // scratch
+    std::string in, out;  // scratch, as are:
+    std::vector<wire::Frame> frames;
   };
   struct Item {
     const Operation* operation = nullptr;

@@ -18,6 +18,7 @@
 #include "zht/server/identity.h"
 #include "zht/server/in_process_client.h"
 #include "zht/server/instance_thread.h"
+#include "zht/server/mapped_files.h"
 #include "zht/server/no_files.h"
 #include "zht/server/metrics.h"
 #include "zht/server/service_keeper.h"
@@ -453,6 +454,8 @@ Result<std::unique_ptr<Node>> Node::start(const Settings& settings, const Proced
     parts.identity = identity;
     parts.files = no_files();
   } else {
+    // Where every round is synced anyway, a system call less is nothing.
+    if (settings.embedded && settings.durability != "always") parts.files = mapped_files();
     TRY(support::make_private_folder(settings.data));
     auto lock = support::LockFile::acquire(settings.data + "/node.lock");
     if (!lock) {
