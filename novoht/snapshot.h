@@ -52,7 +52,7 @@ class Import {
   virtual Version version() const = 0;  // the table's, once complete()
   // Puts the table in place of the one that has its number, with its version, epoch and attachment (Companion::restore, then
   // replay for its records), even where that one's version was greater. When it returns, the table survives a loss of power;
-  // before, and after an error, the old one does. Takes the time of writing the table. Errors: invalid (not complete()),
+  // before, and after an error, the old one does. Takes the time of writing the table. Errors: corrupt (not complete()),
   // no_space, io, the Companion's.
   virtual Result<void> finish() = 0;
 };

@@ -230,7 +230,7 @@ Result<void> TableImport::take_end(Bytes payload) {
 
 Result<void> TableImport::finish() {
   if (!complete())
-    return base::fail(Code::invalid, "the snapshot ends at offset ", offset_ + buffer_.size(), ", in the middle");
+    return base::fail(Code::corrupt, "snapshot offset ", offset_ + buffer_.size(), ": it ends there, in the middle");
   if (shadow_ == nullptr) return base::fail(Code::invalid, "this import is finished");
   return host_.install(table_, std::move(shadow_), imported_);
 }

@@ -10,7 +10,10 @@
 
 #include "novoht/core/checkpoint.h"
 #include "novoht/core/recovery.h"
+#include "novoht/snapshot.h"
 #include "novoht/store.h"
+#include "novoht/tool/bench.h"
+#include "novoht/tool/progress.h"
 
 namespace novoht {
 namespace {
@@ -22,6 +25,11 @@ struct Arguments {
   std::uint32_t table = 0;
   std::uint64_t ttl_ms = 0, limit = 0, version = 0;
   bool json = false, quiet = false, fragments = false, values = false, all = false, absent = false, remove = false, records = false;
+  bool hex = false, snapshot = false;
+  tool::BenchPlan bench;
+  std::string durability = "none";
+
+  bool progress() const { return !json && !quiet; }
 };
 
 // --- text and bytes ---
@@ -49,19 +57,23 @@ Json to_json(Bytes bytes) {
   return Json{{"hex", base::to_hex(bytes)}};
 }
 
+Result<std::string> from_hex(Bytes hex) {
+  std::string bytes;
+  const auto digit = [](char c) {
+    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+  };
+  bool good = hex.size() % 2 == 0;
+  for (std::size_t i = 0; good && i < hex.size(); i += 2) {
+    good = digit(hex[i]) >= 0 && digit(hex[i + 1]) >= 0;
+    if (good) bytes += static_cast<char>(digit(hex[i]) << 4 | digit(hex[i + 1]));
+  }
+  if (!good) return base::fail(Code::invalid, "\"", base::escape(hex), "\" is not hexadecimal: two digits for each byte");
+  return bytes;
+}
+
 Result<std::string> from_json(const Json& json) {
   if (json.is_string()) return json.get<std::string>();
-  if (json.is_object() && json.size() == 1 && json.contains("hex") && json["hex"].is_string()) {
-    const std::string hex = json["hex"].get<std::string>();
-    std::string bytes;
-    const auto digit = [](char c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1; };
-    bool good = hex.size() % 2 == 0;
-    for (std::size_t i = 0; good && i < hex.size(); i += 2) {
-      good = digit(hex[i]) >= 0 && digit(hex[i + 1]) >= 0;
-      if (good) bytes += static_cast<char>(digit(hex[i]) << 4 | digit(hex[i + 1]));
-    }
-    if (good) return bytes;
-  }
+  if (json.is_object() && json.size() == 1 && json.contains("hex") && json["hex"].is_string()) return from_hex(json["hex"].get<std::string>());
   return base::fail(Code::invalid, "neither a string nor {\"hex\": \"...\"}: ", json.dump());
 }
 
@@ -220,7 +232,9 @@ Result<void> cswap(const Arguments& arguments, bool expects_value, bool expects_
 // Calls `visit` for every key: of one table, or of all.
 Result<void> each_key(const Store& store, const Arguments& arguments, bool all,
                       const std::function<Result<void>(TableId, const ScanEntry&)>& visit) {
-  std::uint64_t left = arguments.limit == 0 ? UINT64_MAX : arguments.limit;
+  std::uint64_t left = arguments.limit == 0 ? UINT64_MAX : arguments.limit, seen = 0;
+  // Not where keys are printed to the same terminal.
+  tool::Progress progress(arguments.progress() && ::isatty(1) == 0, "keys", store.statistics().keys);
   std::vector<TableId> tables{TableId{arguments.table}};
   if (all) tables = store.tables();
   for (const TableId table : tables) {
@@ -229,6 +243,7 @@ Result<void> each_key(const Store& store, const Arguments& arguments, bool all,
       const ScanPage page = store.scan(table, cursor, std::min<std::uint64_t>(left, 1000), arguments.prefix);
       for (const ScanEntry& entry : page.entries) {
         TRY(visit(table, entry));
+        progress.at(++seen);
         if (--left == 0) return {};
       }
       cursor = page.cursor;
@@ -248,7 +263,7 @@ Result<void> scan(const Arguments& arguments) {
     }
     if (!arguments.json) {
       if (arguments.all) print(std::to_string(static_cast<std::uint32_t>(table)) + "\t");
-      print(base::escape(entry.key, std::size_t{65'535}));
+      print(arguments.hex ? base::to_hex(entry.key) : base::escape(entry.key, std::size_t{65'535}));
       if (arguments.values) print("\t" + base::escape(bytes, std::size_t{200}));
       print("\n");
       return {};
@@ -434,6 +449,79 @@ Result<void> export_all(const Arguments& arguments, bool one_table) {
   return {};
 }
 
+// A table as bytes, for another store (FORMAT.md, "Snapshot").
+Result<void> export_snapshot(const Arguments& arguments) {
+  TRY_LET(opened, open(arguments, Access::change));
+  TRY_LET(snapshot, opened.store->begin_export(TableId{arguments.table}));
+  std::FILE* const out = arguments.file == "-" ? stdout : std::fopen(arguments.file.c_str(), "wb");
+  if (out == nullptr) return base::fail_errno(errno, "open " + arguments.file);
+  tool::Progress progress(arguments.progress(), "KiB written:", 0);
+  std::uint64_t size = 0;
+  Result<void> done;
+  while (done && !snapshot->done()) {
+    const auto bytes = snapshot->next(std::size_t{256} << 10);
+    if (!bytes) done = bytes.error();
+    else if (std::fwrite(bytes->data(), 1, bytes->size(), out) != bytes->size()) done = base::fail_errno(errno, "write " + arguments.file);
+    else progress.at((size += bytes->size()) / 1024 / 256 * 256);
+  }
+  const bool closed = out == stdout ? std::fflush(out) == 0 : std::fclose(out) == 0;
+  TRY(done);
+  if (!closed) return base::fail_errno(errno, "write " + arguments.file);
+  if (!arguments.quiet)
+    std::fprintf(stderr, "novoht: table %u at version %llu exported, %llu bytes\n", arguments.table,
+                 static_cast<unsigned long long>(snapshot->version()), static_cast<unsigned long long>(size));
+  return {};
+}
+
+Result<void> import_snapshot(const Arguments& arguments) {
+  std::FILE* const in = arguments.file == "-" ? stdin : std::fopen(arguments.file.c_str(), "rb");
+  if (in == nullptr) return base::fail_errno(errno, "open " + arguments.file);
+  const auto take = [&]() -> Result<Version> {
+    TRY_LET(opened, open(arguments, Access::make));
+    TRY_LET(snapshot, opened.store->begin_import(TableId{arguments.table}));
+    tool::Progress progress(arguments.progress(), "KiB read:", 0);
+    std::string piece(std::size_t{256} << 10, '\0');
+    std::uint64_t size = 0;
+    for (std::size_t got; (got = std::fread(piece.data(), 1, piece.size(), in)) > 0;) {
+      TRY(snapshot->write(Bytes(piece).substr(0, got)));
+      progress.at((size += got) / 1024 / 256 * 256);
+    }
+    if (std::ferror(in) != 0) return base::fail(Code::io, "read ", arguments.file, ": failed");
+    TRY(snapshot->finish());
+    return snapshot->version();
+  };
+  const auto version = take();
+  if (in != stdin) std::fclose(in);
+  if (!version) return base::add_context(arguments.file, version.error());
+  if (!arguments.quiet)
+    std::fprintf(stderr, "novoht: table %u imported at version %llu\n", arguments.table, static_cast<unsigned long long>(*version));
+  return {};
+}
+
+Result<void> run_bench(Arguments& arguments) {
+  arguments.bench.folder = arguments.folder;
+  arguments.bench.progress = arguments.progress();
+  if (arguments.durability == "interval") arguments.bench.durability = Durability::interval;
+  else if (arguments.durability == "always") arguments.bench.durability = Durability::always;
+  else if (arguments.durability != "none")
+    return base::fail(Code::invalid, "durability \"", base::escape(arguments.durability), "\" is none of none interval always");
+  TRY_LET(result, tool::bench(arguments.bench));
+  if (arguments.json) {
+    print_line(result.dump());
+    return {};
+  }
+  std::printf("%-10s %12s %10s %10s %10s %10s %10s\n", "workload", "ops/s", "us/op", "p50 us", "p99 us", "p99.9 us", "max us");
+  for (const Json& row : result["results"])
+    std::printf("%-10s %12.0f %10.3g %10.3g %10.3g %10.3g %10.3g\n", row["workload"].get<std::string>().c_str(), row["ops_per_s"].get<double>(),
+                row["us_per_op"].get<double>(), row["p50_us"].get<double>(), row["p99_us"].get<double>(), row["p999_us"].get<double>(),
+                row["max_us"].get<double>());
+  std::printf("%llu keys of %zu + %zu bytes, %u thread%s, durability %s: %.1f MB of memory, %.1f MB on disk\n",
+              static_cast<unsigned long long>(arguments.bench.count), arguments.bench.key_size, arguments.bench.value_size,
+              arguments.bench.threads, arguments.bench.threads == 1 ? "" : "s", arguments.durability.c_str(),
+              result["memory_bytes"].get<double>() / 1e6, result["disk_bytes"].get<double>() / 1e6);
+  return {};
+}
+
 Result<void> import_line(Store& store, const std::string& text) {
   const Json line = Json::parse(text, nullptr, false);
   if (!line.is_object() || !line.contains("key") || !line.contains("fragments") || !line["fragments"].is_array() || line["fragments"].empty())
@@ -475,8 +563,9 @@ Result<void> import_all(const Arguments& arguments) {
   TRY_LET(opened, open(arguments, Access::make));
   std::string text;
   std::uint64_t number = 0, count = 0;
+  tool::Progress progress(arguments.progress(), "keys imported:", 0);
   while (std::getline(in, text)) {
-    number++;
+    progress.at(++number);
     if (text.empty()) continue;
     if (auto line = import_line(*opened.store, text); !line)
       return base::add_context(arguments.file + " line " + std::to_string(number), std::move(line).error());
@@ -523,6 +612,7 @@ int run(int argc, char** argv) {
   };
   const auto with_key = [&](CLI::App* sub) {
     sub->add_option("KEY", arguments.key, "1 to 65535 bytes")->required();
+    sub->add_flag("--key-hex", arguments.hex, "KEY is hexadecimal");
     sub->add_option("--table", arguments.table, "number of the table")->capture_default_str();
   };
   const auto with_ttl = [&](CLI::App* sub) { sub->add_option("--ttl-ms", arguments.ttl_ms, "expire after so many milliseconds"); };
@@ -558,6 +648,8 @@ int run(int argc, char** argv) {
   scan_->add_option("--prefix", arguments.prefix, "only keys that begin so");
   scan_->add_option("--limit", arguments.limit, "at most so many; 0: all");
   scan_->add_flag("--values", arguments.values, "with values");
+  scan_->add_flag("--key-hex", arguments.hex, "print keys in hexadecimal; so is --prefix");
+  CLI::App* const dump_ = verb("dump", "  novoht dump ./mine\n  novoht dump --json ./mine | jq .\n", "Lists all tables' keys with their values.");
   CLI::App* const stats_ = verb("stats", "  novoht stats ./mine\n  novoht stats --json ./mine\n", "Prints counts and sizes.");
   CLI::App* const verify_ = verb("verify", "  novoht verify ./mine\n  novoht verify --json ./mine\n",
                                  "Reads and checks every byte. Exit status 7 and the place when something is damaged.");
@@ -571,10 +663,27 @@ int run(int argc, char** argv) {
            "Writes every key as a line of JSON.");
   export_->add_option("FILE", arguments.file, "to write; -: stdout")->default_val("-");
   const CLI::Option* const export_table = export_->add_option("--table", arguments.table, "only this table");
+  export_->add_flag("--snapshot", arguments.snapshot, "one table, with its versions, as bytes for another store");
   CLI::App* const import_ =
       verb("import", "  novoht import ./mine backup.jsonl\n  zcat backup.jsonl.gz | novoht import ./mine\n",
            "Puts every line's key (as export writes them).");
   import_->add_option("FILE", arguments.file, "to read; -: stdin")->default_val("-");
+  import_->add_flag("--snapshot", arguments.snapshot, "a table as export --snapshot wrote it; takes the place of --table");
+  import_->add_option("--table", arguments.table, "with --snapshot: number of the table")->capture_default_str();
+  CLI::App* const bench_ = verb("bench",
+                                "  novoht bench /tmp/bench\n  novoht bench --threads 4 --durability always --workload insert,get /tmp/bench\n",
+                                "Measures workloads in a folder that is absent or empty, and removes it again. Every answer is checked.");
+  tool::BenchPlan& plan = arguments.bench;
+  plan.workloads = {"insert", "get", "append", "remove"};
+  bench_->add_option("--workload", plan.workloads, "any of insert overwrite get append mixed remove, in order")->delimiter(',')->capture_default_str();
+  bench_->add_option("--count", plan.count, "keys")->capture_default_str();
+  bench_->add_option("--key-size", plan.key_size, "bytes")->capture_default_str();
+  bench_->add_option("--value-size", plan.value_size, "bytes")->capture_default_str();
+  bench_->add_option("--threads", plan.threads, "of a SharedTable; 1: a Store")->capture_default_str();
+  bench_->add_option("--batch", plan.batch, "changes in one call")->capture_default_str();
+  bench_->add_option("--durability", arguments.durability, "none, interval (each call is in the system's hands) or always (synced)")
+      ->capture_default_str();
+  bench_->add_flag("--keep", plan.keep, "leave the store there");
 
   const auto verbs = app.get_subcommands([](const CLI::App*) { return true; });
   if (argc > 1 && argv[1][0] != '-' &&
@@ -595,7 +704,15 @@ int run(int argc, char** argv) {
     return 2;
   }
   Result<void> done;
-  if (put_->parsed()) {
+  if (arguments.hex) {
+    std::string& given = scan_->parsed() ? arguments.prefix : arguments.key;
+    auto bytes = from_hex(given);
+    if (bytes) given = *std::move(bytes);
+    else done = std::move(bytes).error();
+  }
+  if (dump_->parsed()) arguments.all = arguments.values = true;
+  if (!done) {
+  } else if (put_->parsed()) {
     auto value = value_of(arguments, !put_value->empty());
     done = value ? change(arguments, Access::make, Change::insert(arguments.key, *value, expiry_of(arguments))) : Result<void>(value.error());
   } else if (append_->parsed()) {
@@ -607,7 +724,7 @@ int run(int argc, char** argv) {
     done = remove(arguments);
   } else if (cswap_->parsed()) {
     done = cswap(arguments, !expected->empty(), !version->empty(), !desired->empty());
-  } else if (scan_->parsed()) {
+  } else if (scan_->parsed() || dump_->parsed()) {
     done = scan(arguments);
   } else if (stats_->parsed()) {
     done = stats(arguments);
@@ -618,9 +735,11 @@ int run(int argc, char** argv) {
   } else if (compact_->parsed()) {
     done = compact(arguments);
   } else if (export_->parsed()) {
-    done = export_all(arguments, !export_table->empty());
+    done = arguments.snapshot ? export_snapshot(arguments) : export_all(arguments, !export_table->empty());
   } else if (import_->parsed()) {
-    done = import_all(arguments);
+    done = arguments.snapshot ? import_snapshot(arguments) : import_all(arguments);
+  } else if (bench_->parsed()) {
+    done = run_bench(arguments);
   }
   if (done && std::fflush(stdout) != 0) done = base::fail_errno(errno, "write to stdout");
   if (done) return 0;

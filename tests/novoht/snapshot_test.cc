@@ -204,7 +204,7 @@ TEST(SnapshotTest, AStreamGarbledAtAnyByteIsRefusedAndTheOldTableStays) {
       EXPECT_NE(done.error().message.find("snapshot"), std::string::npos) << done.error().message;
     }
   }
-  for (std::size_t size = 0; size < good.size(); size++) ASSERT_EQ(import_whole(*target.store, good.substr(0, size)).code(), Code::invalid);
+  for (std::size_t size = 0; size < good.size(); size++) ASSERT_EQ(import_whole(*target.store, good.substr(0, size)).code(), Code::corrupt);
   EXPECT_EQ(import_whole(*target.store, good + "x").code(), Code::invalid);
   ASSERT_TRUE(holds(target, before));
   target.open();

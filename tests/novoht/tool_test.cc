@@ -1,5 +1,6 @@
 // The novoht program from the outside: what it prints, and how it ends.
 #include <gtest/gtest.h>
+#include <sys/mount.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -141,6 +142,96 @@ TEST_F(ToolTest, AStoreInUseIsNamedWithItsHolder) {
   ASSERT_TRUE(lock);
   expect_refused(run("get STORE a"), 4, "process " + std::to_string(::getpid()));
   expect_refused(run("put STORE a 2"), 4, "process " + std::to_string(::getpid()));
+}
+
+TEST_F(ToolTest, KeysMayBeAnyBytes) {
+  EXPECT_EQ(run("put --key-hex STORE 00ff0a bytes").status, 0);
+  EXPECT_EQ(run("get --key-hex STORE 00FF0A").out, "bytes");
+  EXPECT_EQ(run("scan --key-hex STORE").out, "00ff0a\n");
+  EXPECT_EQ(Json::parse(run("scan --key-hex --prefix 00 --json STORE").out)[0]["key"]["hex"], "00ff0a");
+  EXPECT_EQ(run("scan STORE").out, "\\x00\\xff\\x0a\n");
+  EXPECT_EQ(run("append --key-hex --json STORE 00ff0a", std::string("\0\n", 2)).out, "{\"version\":2}\n");
+  EXPECT_EQ(run("get --key-hex STORE 00ff0a").out, std::string("bytes\0\n", 7));
+  EXPECT_EQ(run("remove --key-hex STORE 00ff0a").status, 0);
+  expect_refused(run("get --key-hex STORE 0"), 2, "hexadecimal");
+  expect_refused(run("get --key-hex STORE xx"), 2, "hexadecimal");
+  expect_refused(run("put --key-hex STORE '' v"), 2, "0 bytes");
+  expect_refused(run("put STORE " + std::string(65'536, 'k') + " v"), 2, "65536 bytes");
+}
+
+TEST_F(ToolTest, DumpsAllTables) {
+  EXPECT_EQ(run("put STORE a 1").status, 0);
+  EXPECT_EQ(run("put --table 9 STORE b 2").status, 0);
+  EXPECT_EQ(run("dump STORE").out, "0\ta\t1\n9\tb\t2\n");
+  EXPECT_EQ(Json::parse(run("dump --json STORE").out).size(), 2u);
+}
+
+TEST_F(ToolTest, ATableGoesFromStoreToStoreAsASnapshot) {
+  for (const char* key : {"a", "b", "a"}) EXPECT_EQ(run(std::string("append --table 3 STORE ") + key + " x").status, 0);
+  EXPECT_EQ(run("export --snapshot --table 3 STORE FOLDER/snap").status, 0);
+  EXPECT_EQ(run("put --table 5 FOLDER/other old one").status, 0);
+  EXPECT_EQ(run("import --snapshot --table 5 FOLDER/other FOLDER/snap").status, 0);
+  EXPECT_EQ(Json::parse(run("get --json --table 5 FOLDER/other a").out)["version"], 3);
+  expect_refused(run("get --table 5 FOLDER/other old"), 3, "old");
+  std::string bytes = slurp(folder_ + "/snap");
+  bytes[bytes.size() / 2] ^= 1;
+  std::ofstream(folder_ + "/bad", std::ios::binary) << bytes;
+  expect_refused(run("import --snapshot --table 5 FOLDER/other FOLDER/bad"), 7, "snapshot offset");
+  expect_refused(run("import --snapshot --table 5 FOLDER/other -", "a foreign file"), 2, "not a snapshot");
+  expect_refused(run("import --snapshot --table 5 FOLDER/other -"), 7, "in the middle");
+  EXPECT_EQ(run("get --table 5 FOLDER/other a").out, "xx");
+}
+
+TEST_F(ToolTest, BenchMeasuresAndLeavesNothing) {
+  const Json one = Json::parse(run("bench --json --count 3000 --workload insert,overwrite,get,append,mixed,remove FOLDER/bench").out);
+  EXPECT_EQ(one["results"].size(), 6u);
+  for (const Json& row : one["results"]) EXPECT_GT(row["ops_per_s"], 0) << row;
+  EXPECT_FALSE(std::filesystem::exists(folder_ + "/bench"));
+  const Json many = Json::parse(run("bench --json --count 500 --threads 3 --durability always --batch 10 --keep FOLDER/bench").out);
+  EXPECT_EQ(many["results"].size(), 4u);
+  EXPECT_EQ(run("verify FOLDER/bench").status, 0);
+  expect_refused(run("bench FOLDER/bench"), 2, "not empty");
+  expect_refused(run("bench --count 300 --key-size 1 FOLDER/b"), 2, "do not fit");
+  expect_refused(run("bench --workload frob FOLDER/b"), 2, "\"frob\"");
+  expect_refused(run("bench --workload remove,get FOLDER/b"), 2, "remove comes last");
+  expect_refused(run("bench --durability maybe FOLDER/b"), 2, "\"maybe\"");
+  EXPECT_EQ(run("bench --count 100 FOLDER/b").out.substr(0, 8), "workload");
+}
+
+TEST_F(ToolTest, EveryVerbHelpsWithTwoExamples) {
+  for (const char* verb : {"put", "get", "remove", "append", "cswap", "scan", "dump", "import", "export", "stats", "verify", "inspect", "compact", "bench"}) {
+    const Outcome help = run(std::string(verb) + " --help");
+    EXPECT_EQ(help.status, 0);
+    EXPECT_TRUE(help.out.starts_with("Examples:\n  novoht " + std::string(verb) + " ")) << help.out;
+    const std::string line = help.out.substr(0, help.out.find("\n\n"));
+    EXPECT_GE(std::count(line.begin(), line.end(), '\n'), 2) << help.out;
+  }
+}
+
+// A disk of 8 MiB that becomes full, then has room again, then can only be read.
+TEST_F(ToolTest, AFullAndAReadOnlyDiskAreTold) {
+  const std::string disk = folder_ + "/disk";
+  std::filesystem::create_directory(disk);
+  if (::mount("tmpfs", disk.c_str(), "tmpfs", 0, "size=8m") != 0) GTEST_SKIP() << "no right to mount";
+  struct Mounted {
+    const std::string& path;
+    ~Mounted() { ::umount2(path.c_str(), MNT_DETACH); }
+  } mounted{disk};
+  EXPECT_EQ(run("put FOLDER/disk/store k v").status, 0);
+  std::ofstream(disk + "/filler", std::ios::binary) << std::string(8 << 20, 'x');
+  const std::string large(1'200'000, 'y');
+  expect_refused(run("put FOLDER/disk/store big", large), 6, "No space left");
+  EXPECT_EQ(run("get FOLDER/disk/store k").out, "v");
+  EXPECT_EQ(run("verify FOLDER/disk/store").status, 0);
+  std::filesystem::remove(disk + "/filler");
+  EXPECT_EQ(run("put FOLDER/disk/store big", large).status, 0);
+  EXPECT_EQ(run("get FOLDER/disk/store big").out, large);
+  ASSERT_EQ(::mount("tmpfs", disk.c_str(), "tmpfs", MS_REMOUNT | MS_RDONLY, "size=8m"), 0);
+  EXPECT_EQ(run("get FOLDER/disk/store k").out, "v");
+  EXPECT_EQ(run("verify FOLDER/disk/store").status, 0);
+  const Outcome refused = run("put FOLDER/disk/store k 2");
+  EXPECT_EQ(refused.status, 7);
+  EXPECT_NE(refused.error.find("Read-only file system"), std::string::npos) << refused.error;
 }
 
 }  // namespace
