@@ -675,7 +675,9 @@ int run(int argc, char** argv) {
                                 "Measures workloads in a folder that is absent or empty, and removes it again. Every answer is checked.");
   tool::BenchPlan& plan = arguments.bench;
   plan.workloads = {"insert", "get", "append", "remove"};
-  bench_->add_option("--workload", plan.workloads, "any of insert overwrite get append mixed remove, in order")->delimiter(',')->capture_default_str();
+  bench_->add_option("--workload", plan.workloads, "any of insert overwrite get append mixed remove, in order")
+      ->delimiter(',')
+      ->capture_default_str();
   bench_->add_option("--count", plan.count, "keys")->capture_default_str();
   bench_->add_option("--key-size", plan.key_size, "bytes")->capture_default_str();
   bench_->add_option("--value-size", plan.value_size, "bytes")->capture_default_str();

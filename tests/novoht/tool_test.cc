@@ -199,7 +199,8 @@ TEST_F(ToolTest, BenchMeasuresAndLeavesNothing) {
 }
 
 TEST_F(ToolTest, EveryVerbHelpsWithTwoExamples) {
-  for (const char* verb : {"put", "get", "remove", "append", "cswap", "scan", "dump", "import", "export", "stats", "verify", "inspect", "compact", "bench"}) {
+  for (const char* verb : {"put", "get", "remove", "append", "cswap", "scan", "dump", "import", "export", "stats", "verify", "inspect",
+                           "compact", "bench"}) {
     const Outcome help = run(std::string(verb) + " --help");
     EXPECT_EQ(help.status, 0);
     EXPECT_TRUE(help.out.starts_with("Examples:\n  novoht " + std::string(verb) + " ")) << help.out;
