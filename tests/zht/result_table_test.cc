@@ -55,17 +55,17 @@ TEST(ResultTableTest, APartitionTravelsAlone) {
   table.encode(kHere, bytes);
 
   ResultTable other;
-  other.record(kThere, note(120, 0, 77));
+  other.record(kThere, note(121, 0, 77));
   ASSERT_TRUE(other.decode(kHere, bytes));
   EXPECT_EQ(verdict(other, kHere, 100), Verdict::expired);
   EXPECT_EQ(verdict(other, kHere, 102), Verdict::answered);
   EXPECT_EQ(verdict(other, kHere, 200), Verdict::answered);
   EXPECT_EQ(verdict(other, kHere, 101), Verdict::fresh) << "an answer of another partition";
   EXPECT_EQ(verdict(other, kHere, 201), Verdict::fresh) << "a refusal does not travel";
-  EXPECT_EQ(other.find(kThere, kClient, 120, true, kNow).recorded->version, 77u);
+  EXPECT_EQ(other.find(kThere, kClient, 121, true, kNow).recorded->version, 77u);
   other.drop(kHere);
   EXPECT_EQ(verdict(other, kHere, 200), Verdict::fresh);
-  EXPECT_EQ(verdict(other, kThere, 120), Verdict::answered);
+  EXPECT_EQ(verdict(other, kThere, 121), Verdict::answered);
   other.drop(kThere);
   EXPECT_EQ(other.session_count(), 0u);
 }

@@ -62,15 +62,51 @@ ResultTable::Answer ResultTable::find(PartitionId partition, std::uint64_t clien
   const Session& session = *last_;
   if (sequence <= session.floor) return {Verdict::expired, nullptr};
   if (sequence <= session.newest) {
-    const auto at = std::lower_bound(session.entries.begin() + static_cast<std::ptrdiff_t>(session.head),
-                                     session.entries.end(), sequence,
-                                     [](const Entry& entry, std::uint64_t wanted) { return entry.sequence < wanted; });
+    const std::size_t at = session.entries.find(sequence);
     // A number used twice, for keys of different partitions, is none of our clients'; what became of it is unknown.
-    if (at != session.entries.end() && at->sequence == sequence)
-      return at->partition == partition ? Answer{Verdict::answered, &at->recorded} : Answer{Verdict::expired, nullptr};
+    if (session.entries.has(at, sequence)) {
+      const Entry& entry = session.entries.at(at);
+      return entry.partition == partition ? Answer{Verdict::answered, &entry.recorded} : Answer{Verdict::expired, nullptr};
+    }
   }
-  const bool room = session.entries.size() - session.head < kMaxResults && outcome_bytes_ < kMaxOutcomeBytes;
+  const bool room = session.entries.size() < kMaxResults && outcome_bytes_ < kMaxOutcomeBytes;
   return {room ? Verdict::fresh : Verdict::full, nullptr};
+}
+
+std::size_t ResultTable::Window::find(std::uint64_t sequence) const {
+  if (count_ == 0 || sequence <= first_) return 0;
+  if (sequence > last_) return count_;
+  if (dense()) return sequence - first_;
+  std::size_t low = 0, high = count_;
+  while (low < high) {
+    const std::size_t middle = low + (high - low) / 2;
+    if (at(middle).sequence < sequence) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+void ResultTable::Window::insert(std::size_t index, Entry entry) {
+  if (count_ == ring_.size()) {
+    std::vector<Entry> larger(std::max<std::size_t>(4, 2 * count_));
+    for (std::size_t i = 0; i < count_; i++) larger[i] = std::move(at(i));
+    ring_.swap(larger);
+    head_ = 0;
+  }
+  count_++;
+  for (std::size_t i = count_ - 1; i > index; i--) at(i) = std::move(at(i - 1));
+  const bool first = index == 0, last = index == count_ - 1;
+  if (first) first_ = entry.sequence;
+  if (last) last_ = entry.sequence;
+  at(index) = std::move(entry);
+}
+
+void ResultTable::Window::drop_first(std::size_t count) {
+  if (count == 0) return;
+  const bool was_dense = dense();
+  head_ = (head_ + count) & (ring_.size() - 1);
+  count_ -= count;
+  if (count_ > 0) first_ = was_dense ? first_ + count : at(0).sequence;
 }
 
 void ResultTable::Session::mark(PartitionId partition) {
@@ -93,8 +129,9 @@ ResultTable::Session& ResultTable::session_of(std::uint64_t client) {
   return *last_;
 }
 
-void ResultTable::clear(Recorded& recorded) {
+void ResultTable::clear(Session& session, Recorded& recorded) {
   if (!recorded.outcome) return;
+  session.outcomes--;
   outcome_bytes_ -= recorded.outcome->size();
   recorded.outcome.reset();
 }
@@ -103,16 +140,25 @@ void ResultTable::raise(Session& session, std::uint64_t to) {
   if (to <= session.floor) return;
   session.floor = to;
   session.newest = std::max(session.newest, to);
-  std::vector<Entry>& entries = session.entries;
-  std::size_t& head = session.head;
-  while (head < entries.size() && entries[head].sequence <= to) clear(entries[head++].recorded);
-  if (head == entries.size()) {
-    entries.clear();
-    head = 0;
-  } else if (head > 64 && head > entries.size() / 2) {
-    entries.erase(entries.begin(), session.first());
-    head = 0;
+  Window& entries = session.entries;
+  std::size_t covered = entries.find(to);
+  covered += entries.has(covered, to);
+  for (std::size_t i = 0; i < covered && session.outcomes > 0; i++) clear(session, entries.at(i).recorded);
+  entries.drop_first(covered);
+}
+
+void ResultTable::keep(Session& session, PartitionId partition, std::uint64_t sequence, Recorded recorded) {
+  if (recorded.outcome) {
+    session.outcomes++;
+    outcome_bytes_ += recorded.outcome->size();
   }
+  const std::size_t at = sequence > session.newest ? session.entries.size() : session.entries.find(sequence);
+  session.newest = std::max(session.newest, sequence);
+  if (!session.entries.has(at, sequence)) return session.entries.insert(at, {sequence, partition, std::move(recorded)});
+  Entry& entry = session.entries.at(at);
+  clear(session, entry.recorded);
+  entry.partition = partition;
+  entry.recorded = std::move(recorded);
 }
 
 void ResultTable::record(PartitionId partition, Note note) {
@@ -120,22 +166,7 @@ void ResultTable::record(PartitionId partition, Note note) {
   session.last_ms = std::max(session.last_ms, note.time_ms);
   session.mark(partition);
   raise(session, note.floor);
-  if (note.sequence <= session.floor) return;
-  if (note.recorded.outcome) outcome_bytes_ += note.recorded.outcome->size();
-  if (session.newest < note.sequence) {
-    session.newest = note.sequence;
-    session.entries.push_back({note.sequence, partition, std::move(note.recorded)});
-    return;
-  }
-  const auto at = std::lower_bound(session.first(), session.entries.end(), note.sequence,
-                                   [](const Entry& entry, std::uint64_t wanted) { return entry.sequence < wanted; });
-  if (at == session.entries.end() || at->sequence != note.sequence) {
-    session.entries.insert(at, {note.sequence, partition, std::move(note.recorded)});
-    return;
-  }
-  clear(at->recorded);
-  at->partition = partition;
-  at->recorded = std::move(note.recorded);
+  if (note.sequence > session.floor) keep(session, partition, note.sequence, std::move(note.recorded));
 }
 
 void ResultTable::forget(std::uint64_t client, std::uint64_t now_ms) {
@@ -143,7 +174,7 @@ void ResultTable::forget(std::uint64_t client, std::uint64_t now_ms) {
   if (found == sessions_.end()) return;
   Session& session = found->second;
   raise(session, ~std::uint64_t{0});
-  session.entries.shrink_to_fit();
+  session.entries.release();
   session.last_ms = now_ms - std::min(now_ms, kSessionLifeMs - kGoodbyeMs);
 }
 
@@ -154,7 +185,7 @@ void ResultTable::forget_silent(std::uint64_t now_ms) {
       ++one;
       continue;
     }
-    for (Entry& entry : one->second.entries) clear(entry.recorded);
+    raise(one->second, ~std::uint64_t{0});
     one = sessions_.erase(one);
   }
 }
@@ -170,15 +201,18 @@ void ResultTable::encode(PartitionId partition, std::string& out) const {
     writer.u64(client);
     writer.u64(session.floor);
     writer.u64(session.last_ms);
-    const auto durable = [&](const Entry& entry) { return entry.partition == partition && !entry.recorded.refused; };
-    const auto first = session.entries.begin() + static_cast<std::ptrdiff_t>(session.head);
-    writer.u32(static_cast<std::uint32_t>(std::count_if(first, session.entries.end(), durable)));
-    for (auto entry = first; entry != session.entries.end(); ++entry) {
-      if (!durable(*entry)) continue;
-      writer.u64(entry->sequence);
-      writer.u64(entry->recorded.version);
-      encode_recorded(writer, entry->recorded);
+    const std::size_t count_at = out.size();
+    std::uint32_t durable = 0;
+    writer.u32(0);
+    for (std::size_t i = 0; i < session.entries.size(); i++) {
+      const Entry& entry = session.entries.at(i);
+      if (entry.partition != partition || entry.recorded.refused) continue;
+      durable++;
+      writer.u64(entry.sequence);
+      writer.u64(entry.recorded.version);
+      encode_recorded(writer, entry.recorded);
     }
+    base::store(out.data() + count_at, durable);
   }
   base::store(out.data() + at, count);
 }
@@ -187,29 +221,38 @@ Result<void> ResultTable::decode(PartitionId partition, Bytes in) {
   drop(partition);
   if (in.empty()) return {};
   base::Reader reader(in);
-  const auto before = [](const Entry& a, const Entry& b) { return a.sequence < b.sequence; };
   for (std::uint32_t left = reader.u32(); left > 0 && reader.ok(); left--) {
     Session& session = session_of(reader.u64());
     session.mark(partition);
     const std::uint64_t floor = reader.u64();
     session.last_ms = std::max(session.last_ms, reader.u64());
-    const std::size_t had = session.entries.size();
+    // What other partitions have and this one brings become one window.
+    Window merged, had = std::move(session.entries);
+    session.entries.release();
+    std::size_t from = 0;
+    std::uint64_t before = 0;
+    const auto take_until = [&](std::uint64_t sequence) {
+      while (from < had.size() && had.at(from).sequence < sequence) merged.insert(merged.size(), std::move(had.at(from++)));
+    };
     for (std::uint32_t entries = reader.u32(); entries > 0 && reader.ok(); entries--) {
       const std::uint64_t sequence = reader.u64();
       const Version version = reader.u64();
-      Entry entry{sequence, partition, decode_recorded(reader, version)};
-      if (entry.recorded.outcome) outcome_bytes_ += entry.recorded.outcome->size();
+      Recorded recorded = decode_recorded(reader, version);
+      if (!reader.ok()) break;
+      if (sequence <= before) return fail(Code::corrupt, "result table: sequence ", sequence, " after ", before);
+      before = sequence;
+      take_until(sequence);
+      if (recorded.outcome) {
+        session.outcomes++;
+        outcome_bytes_ += recorded.outcome->size();
+      }
       session.newest = std::max(session.newest, sequence);
-      session.entries.push_back(std::move(entry));
+      merged.insert(merged.size(), {sequence, partition, std::move(recorded)});
     }
-    const auto added = session.entries.begin() + static_cast<std::ptrdiff_t>(had);
-    if (!std::is_sorted(added, session.entries.end(), before)) return fail(Code::corrupt, "result table: sequences out of order");
-    std::inplace_merge(session.first(), added, session.entries.end(), before);
-    raise(session, std::max(floor, session.floor));
-    // Those of this partition that an already higher floor covers.
-    const std::uint64_t known = session.floor;
-    while (session.head < session.entries.size() && session.entries[session.head].sequence <= known)
-      clear(session.entries[session.head++].recorded);
+    take_until(~std::uint64_t{0});
+    session.entries = std::move(merged);
+    const std::uint64_t known = std::exchange(session.floor, 0);
+    raise(session, std::max(floor, known));
   }
   if (!reader.done()) return fail(Code::corrupt, "result table of ", in.size(), " bytes is cut short or too long");
   return {};
@@ -222,13 +265,13 @@ void ResultTable::drop(PartitionId partition) {
     Session& session = one->second;
     if (session.marked(partition)) {
       session.partitions[number / 64] &= ~(std::uint64_t{1} << number % 64);
-      session.entries.erase(session.entries.begin(), session.first());
-      session.head = 0;
-      std::erase_if(session.entries, [&](Entry& entry) {
-        if (entry.partition != partition) return false;
-        clear(entry.recorded);
-        return true;
-      });
+      Window others;
+      for (std::size_t i = 0; i < session.entries.size(); i++) {
+        Entry& entry = session.entries.at(i);
+        if (entry.partition == partition) clear(session, entry.recorded);
+        else others.insert(others.size(), std::move(entry));
+      }
+      session.entries = std::move(others);
     }
     const bool unused =
         std::all_of(session.partitions.begin(), session.partitions.end(), [](std::uint64_t bits) { return bits == 0; });

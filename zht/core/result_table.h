@@ -76,20 +76,43 @@ class ResultTable {
     PartitionId partition{0};
     Recorded recorded;
   };
+  // Entries by sequence, in a ring: one client's come and go at the rate of its requests, and nothing is moved for that.
+  class Window {
+   public:
+    std::size_t size() const { return count_; }
+    bool empty() const { return count_ == 0; }
+    Entry& at(std::size_t index) { return ring_[(head_ + index) & (ring_.size() - 1)]; }
+    const Entry& at(std::size_t index) const { return ring_[(head_ + index) & (ring_.size() - 1)]; }
+    std::size_t find(std::uint64_t sequence) const;  // the first that is not before it
+    bool has(std::size_t index, std::uint64_t sequence) const {
+      return index < count_ && (dense() ? first_ + index : at(index).sequence) == sequence;
+    }
+    void insert(std::size_t index, Entry entry);
+    void drop_first(std::size_t count);
+    void release() { *this = {}; }
+
+   private:
+    std::vector<Entry> ring_;  // a power of two
+    std::size_t head_ = 0, count_ = 0;
+    // Of the first and last entry, so that a window without gaps, as nearly all are, is searched without a look at the
+    // entries: they have left the cache since they were written.
+    std::uint64_t first_ = 0, last_ = 0;
+    bool dense() const { return last_ - first_ + 1 == count_; }
+  };
   struct Session {
     std::uint64_t floor = 0;
     std::uint64_t newest = 0;  // no sequence above, nor a floor, was ever recorded
     std::uint64_t last_ms = 0;
-    std::vector<Entry> entries;  // by sequence; the first `head` are forgotten
-    std::size_t head = 0;
+    std::size_t outcomes = 0;  // entries that have one
+    Window entries;
     std::vector<std::uint64_t> partitions;  // one bit each: where it has changed something
     void mark(PartitionId partition);
     bool marked(PartitionId partition) const;
-    std::vector<Entry>::iterator first() { return entries.begin() + static_cast<std::ptrdiff_t>(head); }
   };
   Session& session_of(std::uint64_t client);
   void raise(Session& session, std::uint64_t to);
-  void clear(Recorded& recorded);
+  void clear(Session& session, Recorded& recorded);
+  void keep(Session& session, PartitionId partition, std::uint64_t sequence, Recorded recorded);
 
   std::unordered_map<std::uint64_t, Session> sessions_;
   std::size_t outcome_bytes_ = 0;
