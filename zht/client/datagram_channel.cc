@@ -16,7 +16,7 @@ using namespace std::chrono_literals;
 
 namespace {
 constexpr auto kStep = 10ms;       // of a blocking receive, and the first pause before sending again
-constexpr int kSteps = 1 + 2 + 4 + 8;
+constexpr int kSteps = 1 + 2 + 4 + 8 + 16;
 
 base::Time now() { return base::SystemClock().now(); }
 }  // namespace

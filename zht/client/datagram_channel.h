@@ -1,6 +1,6 @@
 // Small requests as datagrams: one exchange at a time, blocking, used by one thread at a time. PROTOCOL.md, "Datagrams".
 //
-// A datagram may be lost, late or repeated. So the request is sent again, marked as a retry, after 10, 20, 40 and 80 ms;
+// A datagram may be lost, late or repeated. So the request is sent again, marked as a retry, after 10, 20, 40, 80 and 160 ms;
 // then, or when the answer does not fit, the caller asks over a connection under the same identity.
 #pragma once
 
