@@ -1,0 +1,389 @@
+// The parts of replication one by one; tests/sim has them together.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+
+#include "novoht/base/memory_files.h"
+#include "zht/core/replication/balancer.h"
+#include "zht/core/replication/channel.h"
+#include "zht/core/replication/keeper.h"
+#include "zht/core/replication/manager.h"
+
+namespace zht::replication {
+namespace {
+
+using Kind = Change::Kind;
+
+Member member(std::uint32_t instance, std::uint64_t incarnation = 1) { return {InstanceId{instance}, incarnation}; }
+
+View view_of(std::uint64_t epoch, Members sync, Members learners = {}) { return {Epoch{epoch}, sync.front(), sync, learners}; }
+
+std::optional<View> apply(const View& view, Kind kind, Member who, Member target, Members group = {}) {
+  return next_view(view, {kind, view.epoch, who, target, std::move(group)});
+}
+
+// --- views ---
+
+TEST(View, ChangesForAnotherEpochDoNotApply) {
+  const View view = view_of(5, {member(0), member(1)});
+  EXPECT_TRUE(next_view(view, {Kind::promote, Epoch{5}, member(1), member(1), {}}));
+  EXPECT_FALSE(next_view(view, {Kind::promote, Epoch{4}, member(1), member(1), {}}));
+  EXPECT_FALSE(next_view(view, {Kind::promote, Epoch{6}, member(1), member(1), {}}));
+  EXPECT_FALSE(next_view(View{}, {Kind::exited, Epoch{0}, member(1), member(1), {}}));
+}
+
+TEST(View, OnlyASyncMemberIsPromoted) {
+  const View view = view_of(1, {member(0), member(1)}, {member(2)});
+  EXPECT_EQ(to_string(*apply(view, Kind::promote, member(1), member(1))), "2: 1.1* | 2.1");
+  EXPECT_FALSE(apply(view, Kind::promote, member(2), member(2)));     // a learner
+  EXPECT_FALSE(apply(view, Kind::promote, member(0), member(0)));     // the primary itself
+  EXPECT_FALSE(apply(view, Kind::promote, member(1, 2), member(1)));  // a later life of a sync member
+}
+
+TEST(View, ThePrimaryAloneTakesInAndDrops) {
+  const View view = view_of(1, {member(0), member(1)}, {member(2)});
+  EXPECT_EQ(to_string(*apply(view, Kind::add_learner, member(0), member(3))), "2: 0.1* 1.1 | 2.1 3.1");
+  EXPECT_FALSE(apply(view, Kind::add_learner, member(1), member(3)));
+  EXPECT_FALSE(apply(view, Kind::add_learner, member(0), member(2, 7)));  // an instance is in a view once
+  EXPECT_EQ(to_string(*apply(view, Kind::remove, member(0), member(1))), "2: 0.1* | 2.1");
+  EXPECT_FALSE(apply(view, Kind::remove, member(0), member(0)));
+  EXPECT_FALSE(apply(view, Kind::remove, member(0), member(9)));
+  EXPECT_EQ(to_string(*apply(view, Kind::promote_learner, member(0), member(2))), "2: 0.1* 1.1 2.1");
+  EXPECT_FALSE(apply(view, Kind::promote_learner, member(0), member(1)));
+  EXPECT_EQ(to_string(*apply(view, Kind::transfer, member(0), member(1))), "2: 0.1 1.1* | 2.1");
+  EXPECT_FALSE(apply(view, Kind::transfer, member(0), member(2)));
+}
+
+TEST(View, ARestartedMemberTakesItsOldPlace) {
+  const View view = view_of(1, {member(0), member(1)}, {member(2)});
+  EXPECT_EQ(to_string(*apply(view, Kind::rejoin, member(0, 3), member(0, 3))), "2: 0.3* 1.1 | 2.1");
+  EXPECT_EQ(to_string(*apply(view, Kind::rejoin, member(2, 2), member(2, 2))), "2: 0.1* 1.1 | 2.2");
+  EXPECT_FALSE(apply(view, Kind::rejoin, member(0), member(0)));  // the same life
+  EXPECT_FALSE(apply(view, Kind::rejoin, member(5, 2), member(5, 2)));
+}
+
+TEST(View, TheLastSyncMemberIsNeverCountedOut) {
+  EXPECT_EQ(to_string(*apply(view_of(1, {member(0), member(1)}), Kind::exited, member(0), member(0))), "2: 1.1*");
+  EXPECT_FALSE(apply(view_of(1, {member(0)}, {member(1)}), Kind::exited, member(0), member(0)));
+}
+
+TEST(View, RecoveryNeedsEverySyncMemberRestarted) {
+  const View view = view_of(1, {member(0), member(1)}, {member(2)});
+  EXPECT_EQ(to_string(*apply(view, Kind::recover, member(1, 2), member(1, 2), {member(0, 2), member(1, 2)})), "2: 1.2* | 2.1");
+  EXPECT_FALSE(apply(view, Kind::recover, member(1, 2), member(1, 2), {member(1, 2)}));
+  EXPECT_FALSE(apply(view, Kind::recover, member(1, 2), member(1, 2), {member(0, 1), member(1, 2)}));
+  EXPECT_FALSE(apply(view, Kind::recover, member(2, 2), member(2, 2), {member(0, 2), member(1, 2)}));
+}
+
+TEST(View, SurvivesItsEncodingAndNothingElseDecodes) {
+  const View view = view_of(7, {member(3, 9), member(1)}, {member(2, 1'000'000'000'000)});
+  std::string bytes;
+  encode(bytes, view);
+  base::Reader whole(bytes);
+  EXPECT_EQ(decode_view(whole), view);
+  EXPECT_TRUE(whole.done());
+  for (std::size_t size = 0; size < bytes.size(); size++) {
+    base::Reader part(base::Bytes(bytes).substr(0, size));
+    (void)decode_view(part);
+    EXPECT_FALSE(part.done()) << size;
+  }
+}
+
+// --- keepers ---
+
+class Keepers : public testing::Test {
+ protected:
+  static constexpr std::uint32_t kPartitions = 300;
+
+  Keepers() {
+    for (std::uint64_t i = 0; i < 3; i++) open(i);
+  }
+
+  void open(std::uint64_t i) {
+    Box& box = boxes_[i];
+    box.keeper.reset();
+    box.saved.reset();
+    box.store.reset();
+    box.disk.kill();
+    novoht::Options options;
+    options.segment_size = 1 << 16;
+    box.store = *novoht::Store::open(box.disk, "keeper", options);
+    box.saved = std::make_unique<StoredRegisters>(*box.store, novoht::TableId{0});
+    std::vector<Register> registers(kPartitions, Register{view_of(1, {member(0), member(1)}, {member(2)}), {}, {}, {}});
+    ASSERT_TRUE(box.saved->load(registers));
+    box.keeper = std::make_unique<Keeper>(KeeperOptions{NodeId{i}, {NodeId{0}, NodeId{1}, NodeId{2}}}, registers, *box.saved, i);
+  }
+
+  // Delivers what keepers say until they fall silent; `cut` ones hear and say nothing.
+  void settle(std::vector<std::uint64_t> cut = {}) {
+    const auto is_cut = [&](NodeId node) { return std::find(cut.begin(), cut.end(), static_cast<std::uint64_t>(node)) != cut.end(); };
+    for (int i = 0; i < 200; i++) {
+      now_ += std::chrono::milliseconds(10);
+      for (auto& [number, box] : boxes_) {
+        if (is_cut(NodeId{number})) continue;
+        box.keeper->tick(now_);
+        auto sends = box.keeper->end_round(now_);
+        ASSERT_TRUE(sends);
+        for (const KeeperSend& send : *sends) {
+          messages_++;
+          const auto to = boxes_.find(static_cast<std::uint64_t>(send.to));
+          if (!is_cut(send.to) && to != boxes_.end()) to->second.keeper->on(NodeId{number}, send.messages, now_);
+        }
+      }
+    }
+  }
+
+  void wish(std::uint64_t keeper, std::uint32_t partition, const Change& change) {
+    KeeperMessage message;
+    message.kind = KeeperMessage::Kind::change;
+    message.partition = PartitionId{partition};
+    message.change = change;
+    boxes_[keeper].keeper->on(NodeId{9}, std::array{message}, now_);
+  }
+  std::string view(std::uint64_t keeper, std::uint32_t partition) { return to_string(boxes_[keeper].keeper->view(PartitionId{partition})); }
+
+  struct Box {
+    base::MemoryFiles disk;
+    std::unique_ptr<novoht::Store> store;
+    std::unique_ptr<StoredRegisters> saved;
+    std::unique_ptr<Keeper> keeper;
+  };
+  std::map<std::uint64_t, Box> boxes_;
+  base::Time now_{std::chrono::hours(1)};
+  int messages_ = 0;
+};
+
+TEST_F(Keepers, DecideAChangeOnceAndTellEachOther) {
+  wish(0, 4, {Kind::promote, Epoch{1}, member(1), member(1), {}});
+  settle();
+  for (std::uint64_t i = 0; i < 3; i++) EXPECT_EQ(view(i, 4), "2: 1.1* | 2.1");
+  EXPECT_EQ(view(0, 5), "1: 0.1* 1.1 | 2.1");
+}
+
+TEST_F(Keepers, OfTwoWishesForOneEpochOneIsGranted) {
+  wish(0, 4, {Kind::promote, Epoch{1}, member(1), member(1), {}});
+  wish(2, 4, {Kind::remove, Epoch{1}, member(0), member(1), {}});
+  settle();
+  EXPECT_TRUE(view(0, 4) == "2: 1.1* | 2.1" || view(0, 4) == "2: 0.1* | 2.1") << view(0, 4);
+  for (std::uint64_t i = 1; i < 3; i++) EXPECT_EQ(view(i, 4), view(0, 4));
+}
+
+TEST_F(Keepers, AMajorityIsNeededAndEnough) {
+  wish(0, 4, {Kind::promote, Epoch{1}, member(1), member(1), {}});
+  settle({1, 2});
+  EXPECT_EQ(view(0, 4), "1: 0.1* 1.1 | 2.1");
+  settle({2});
+  EXPECT_EQ(view(0, 4), "2: 1.1* | 2.1");
+  EXPECT_EQ(view(1, 4), "2: 1.1* | 2.1");
+  EXPECT_EQ(view(2, 4), "1: 0.1* 1.1 | 2.1");
+}
+
+TEST_F(Keepers, RememberWhatTheyDecidedAcrossARestart) {
+  wish(0, 4, {Kind::promote, Epoch{1}, member(1), member(1), {}});
+  settle({2});
+  for (std::uint64_t i = 0; i < 2; i++) open(i);
+  EXPECT_EQ(view(0, 4), "2: 1.1* | 2.1");
+  wish(2, 4, {Kind::remove, Epoch{1}, member(0), member(1), {}});  // the third, behind, tries another way
+  settle();
+  EXPECT_EQ(view(2, 4), "2: 1.1* | 2.1");
+}
+
+TEST_F(Keepers, HundredsOfChangesTravelTogether) {
+  for (std::uint32_t p = 0; p < kPartitions; p++) wish(0, p, {Kind::exited, Epoch{1}, member(0), member(0), {}});
+  settle();
+  for (std::uint32_t p = 0; p < kPartitions; p++) EXPECT_EQ(view(1, p), "2: 1.1* | 2.1");
+  EXPECT_LT(messages_, 30);
+  EXPECT_LT(boxes_[1].store->statistics().syncs, 10u);
+}
+
+TEST_F(Keepers, OneWhoseDiskFailsFallsSilent) {
+  boxes_[0].disk.fail_syncs(true);
+  wish(0, 4, {Kind::promote, Epoch{1}, member(1), member(1), {}});
+  EXPECT_FALSE(boxes_[0].keeper->end_round(now_));
+  boxes_[0].disk.fail_syncs(false);
+  EXPECT_FALSE(boxes_[0].keeper->end_round(now_));
+}
+
+// --- leases between two instances ---
+
+constexpr base::Time at(int ms) { return base::Time(std::chrono::milliseconds(ms)); }
+
+TEST(Channel, AnAnswerNamesWhatWasLeftSince) {
+  Channel leader, follower;
+  follower.depart(PartitionId{3}, Epoch{7});
+  follower.on_beacon(at(100), leader.seen());
+  PeerMessage answer;
+  follower.answer(answer);
+  leader.on_answer(answer.answered, answer.generation, answer.departures);
+  EXPECT_EQ(leader.answered(), at(100));
+  EXPECT_TRUE(leader.has_left(PartitionId{3}, Epoch{7}));
+  EXPECT_TRUE(leader.has_left(PartitionId{3}, Epoch{6}));
+  EXPECT_FALSE(leader.has_left(PartitionId{3}, Epoch{8}));
+  EXPECT_FALSE(leader.has_left(PartitionId{4}, Epoch{7}));
+  follower.on_beacon(at(200), leader.seen());  // it is known now, and need not be said again
+  PeerMessage second;
+  follower.answer(second);
+  EXPECT_TRUE(second.departures.empty());
+}
+
+TEST(Channel, ADepartureIsSaidUntilItIsKnown) {
+  Channel leader, follower;
+  follower.on_beacon(at(100), 0);
+  PeerMessage lost, first;
+  follower.depart(PartitionId{1}, Epoch{2});
+  follower.answer(lost);
+  follower.on_beacon(at(140), leader.seen());
+  follower.answer(first);
+  EXPECT_EQ(first.departures.size(), 1u);
+  leader.on_answer(first.answered, first.generation, first.departures);
+  leader.on_answer(at(100), 0, {});  // an older answer comes late and changes nothing
+  EXPECT_EQ(leader.answered(), at(140));
+  EXPECT_TRUE(leader.has_left(PartitionId{1}, Epoch{2}));
+}
+
+// --- the balancer ---
+
+class Balance : public testing::Test {
+ protected:
+  void place(std::uint32_t instances, std::uint32_t racks = 1000) {
+    for (std::uint32_t i = 0; i < instances; i++) places_.push_back({InstanceId{i}, i % racks, false, true});
+  }
+  void fill(std::uint32_t partitions, std::uint32_t over) {
+    for (std::uint32_t p = 0; p < partitions; p++)
+      views_.push_back(view_of(1, {member(p % over), member((p + 1) % over)}, {member((p + 2) % over)}));
+  }
+  // Does what the goals say until there are none; returns how many there were.
+  std::size_t run() {
+    std::size_t moves = 0;
+    for (int i = 0; i < 10'000; i++) {
+      const auto goals = balance(views_, places_, options_);
+      if (goals.empty()) return moves;
+      EXPECT_LE(goals.size(), options_.moves);
+      for (const Placed& one : goals) {
+        View& view = views_[static_cast<std::uint32_t>(one.partition)];
+        view = {next(view.epoch), {one.goal.primary, 1}, {}, {}};
+        for (InstanceId instance : one.goal.members) view.sync.push_back({instance, 1});
+        EXPECT_TRUE(contains(view.sync, view.primary));
+        moves++;
+      }
+    }
+    ADD_FAILURE() << "the balancer never rests";
+    return moves;
+  }
+  std::map<std::uint32_t, int> copies() const {
+    std::map<std::uint32_t, int> out;
+    for (const Place& one : places_) out[static_cast<std::uint32_t>(one.instance)] = 0;
+    for (const View& view : views_)
+      for (const Members* all : {&view.sync, &view.learners}) for (Member one : *all) out[static_cast<std::uint32_t>(one.instance)]++;
+    return out;
+  }
+  std::map<std::uint32_t, int> primaries() const {
+    std::map<std::uint32_t, int> out;
+    for (const View& view : views_) out[static_cast<std::uint32_t>(view.primary.instance)]++;
+    return out;
+  }
+  std::vector<View> views_;
+  std::vector<Place> places_;
+  BalanceOptions options_;
+};
+
+TEST_F(Balance, WhatIsEvenStaysAsItIs) {
+  place(4);
+  fill(64, 4);
+  EXPECT_EQ(run(), 0u);
+}
+
+TEST_F(Balance, GrowingMovesNoMoreThanItMust) {
+  place(4);
+  fill(64, 3);
+  const std::size_t moves = run();
+  for (const auto& [instance, count] : copies()) EXPECT_NEAR(count, 48, 1) << instance;
+  for (const auto& [instance, count] : primaries()) EXPECT_NEAR(count, 16, 2) << instance;
+  EXPECT_LE(moves, 48u + 16u);
+}
+
+TEST_F(Balance, ALeavingNodeIsEmptied) {
+  place(5);
+  fill(60, 5);
+  places_[2].leaving = true;
+  run();
+  EXPECT_EQ(copies()[2], 0);
+  for (const auto& [instance, count] : copies()) {
+    if (instance == 2) continue;
+    EXPECT_NEAR(count, 45, 1) << instance;
+  }
+}
+
+TEST_F(Balance, ALeavingNodeIsEmptiedEvenIfCopiesGetFewer) {
+  place(3);
+  fill(9, 3);
+  places_[0].leaving = true;
+  run();
+  EXPECT_EQ(copies()[0], 0);
+  EXPECT_EQ(copies()[1], 9);
+}
+
+TEST_F(Balance, CopiesStayOnDifferentRacks) {
+  place(6, 3);
+  fill(60, 3);
+  run();
+  for (const auto& [instance, count] : copies()) EXPECT_NEAR(count, 30, 1) << instance;
+  for (const View& view : views_) {
+    std::vector<std::uint32_t> racks;
+    for (const Members* all : {&view.sync, &view.learners}) for (Member one : *all) racks.push_back(static_cast<std::uint32_t>(one.instance) % 3);
+    std::sort(racks.begin(), racks.end());
+    EXPECT_EQ(std::unique(racks.begin(), racks.end()), racks.end()) << to_string(view);
+  }
+}
+
+TEST_F(Balance, WhatHasADeadMemberIsLeftToRepair) {
+  place(4);
+  fill(8, 4);
+  places_.pop_back();
+  for (const Placed& one : balance(views_, places_, options_))
+    EXPECT_FALSE(member_at(views_[static_cast<std::uint32_t>(one.partition)], InstanceId{3})) << static_cast<std::uint32_t>(one.partition);
+}
+
+// --- gossip ---
+
+TEST(Manager, GossipFindsWhatABroadcastMissed) {
+  const std::vector<View> views(50, view_of(1, {member(0), member(1)}));
+  std::vector<std::unique_ptr<Manager>> managers;
+  for (std::uint64_t i = 0; i < 5; i++) {
+    ManagerOptions options;
+    options.self = NodeId{i};
+    options.keepers = {NodeId{0}};
+    options.balances = false;
+    const Member self = member(static_cast<std::uint32_t>(i));
+    managers.push_back(std::make_unique<Manager>(options, NodeInfo{NodeId{i}, 0, {self}, 0, true, false}, views, std::vector{NodeId{0}}, i));
+  }
+  managers[3]->adopt(PartitionId{17}, view_of(2, {member(1)}));
+  managers[1]->adopt(PartitionId{40}, view_of(9, {member(0)}));
+  base::Time now = at(1000);
+  int said = 0;
+  const auto run = [&](int rounds) {
+    said = 0;
+    for (int i = 0; i < rounds; i++) {
+      now += std::chrono::milliseconds(100);
+      for (auto& manager : managers) manager->tick(now);
+      for (int hop = 0; hop < 4; hop++)
+        for (auto& manager : managers)
+          for (ManagerMessage& message : manager->take_messages()) {
+            said += !message.epochs.empty();
+            managers[static_cast<std::size_t>(message.to)]->on_message(message, now);
+          }
+    }
+  };
+  run(40);
+  for (auto& manager : managers) {
+    EXPECT_EQ(to_string(manager->view(PartitionId{17})), "2: 1.1*");
+    EXPECT_EQ(to_string(manager->view(PartitionId{40})), "9: 0.1*");
+    EXPECT_EQ(manager->candidates(now).size(), 5u);  // all have heard of all, though told only of the first
+  }
+  run(20);
+  EXPECT_EQ(said, 0);  // settled: nothing is compared any more
+}
+
+}  // namespace
+}  // namespace zht::replication

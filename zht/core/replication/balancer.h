@@ -1,0 +1,34 @@
+// Where partitions should be: a pure function of where they are and who is there. Its result is a list of wishes; nothing
+// is lost when two nodes compute different ones, for a primary turns each into Changes and the keepers check those.
+#pragma once
+
+#include <map>
+#include <span>
+
+#include "zht/core/replication/replica.h"
+
+namespace zht::replication {
+
+struct Place {
+  InstanceId instance{0};
+  std::uint32_t rack = 0;
+  bool leaving = false;  // to be emptied
+  bool room = true;      // may take more
+};
+
+struct BalanceOptions {
+  std::size_t copies = 3;
+  std::size_t moves = 4;  // goals at once: a copy costs network, and one more copy of the data while it lasts
+};
+
+struct Placed {
+  PartitionId partition{0};
+  Goal goal;
+};
+
+// Goals that differ from the views: first for what must move (from instances that are leaving), then for evenness of
+// copies, taken from where most are, then of primaries. A partition with a member that is not among `places`, or with too
+// few, is left to its primary's repair.
+std::vector<Placed> balance(std::span<const View> views, std::span<const Place> places, const BalanceOptions& options);
+
+}  // namespace zht::replication

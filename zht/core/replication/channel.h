@@ -1,0 +1,68 @@
+// What an instance knows of one other: when it was heard, and which leases it has granted. One for each pair, whatever the
+// number of partitions they share, so that an idle cluster says one small message and one answer for each pair and beacon.
+//
+// Lease: this instance's beacon carries its own clock. The answer means: at some moment after the beacon was sent I
+// followed you in every partition in which I had told you so, but for those I have since left, which the answer names.
+// Each departure has a generation, each beacon says up to which generation they are known, and an answer names all later
+// ones; so no answer, late or repeated, can be taken for a grant by someone who had left before giving it.
+#pragma once
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "zht/core/replication/peer_message.h"
+
+namespace zht::replication {
+
+class Channel {
+ public:
+  // --- as the one who is followed ---
+  base::Time answered() const { return answered_; }  // the newest beacon it answered, by the clock of this instance
+  // Whether it has left `partition` in `epoch`. Then nothing it answers counts there.
+  bool has_left(PartitionId partition, Epoch epoch) const {
+    const auto found = left_.find(static_cast<std::uint32_t>(partition));
+    return found != left_.end() && found->second >= epoch;
+  }
+  std::uint64_t seen() const { return seen_; }
+  void on_answer(base::Time stamp, std::uint64_t generation, const std::vector<Departure>& departures) {
+    for (const Departure& one : departures) {
+      Epoch& epoch = left_[static_cast<std::uint32_t>(one.partition)];
+      epoch = std::max(epoch, one.epoch);
+    }
+    seen_ = std::max(seen_, generation);
+    answered_ = std::max(answered_, stamp);
+  }
+
+  // --- as a follower ---
+  void depart(PartitionId partition, Epoch epoch) {
+    std::erase_if(departures_, [&](const Departure& one) { return one.partition == partition; });
+    departures_.push_back({++generation_, partition, epoch});
+  }
+  void on_beacon(base::Time stamp, std::uint64_t seen) {
+    std::erase_if(departures_, [&](const Departure& one) { return one.generation <= seen; });
+    to_answer_ = std::max(to_answer_, stamp);
+  }
+  // Puts the answer that is due, if any, into `message`.
+  void answer(PeerMessage& message) {
+    if (to_answer_ == base::Time{}) return;
+    message.answered = std::exchange(to_answer_, {});
+    message.generation = generation_;
+    message.departures = departures_;
+  }
+  bool answer_due() const { return to_answer_ != base::Time{}; }
+
+  // --- both ---
+  base::Time heard() const { return heard_; }
+  void hear(base::Time now) { heard_ = std::max(heard_, now); }
+
+ private:
+  base::Time heard_{};
+  base::Time answered_{};
+  std::uint64_t seen_ = 0;
+  std::unordered_map<std::uint32_t, Epoch> left_;  // by partition
+  base::Time to_answer_{};
+  std::uint64_t generation_ = 0;
+  std::vector<Departure> departures_;
+};
+
+}  // namespace zht::replication

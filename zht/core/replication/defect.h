@@ -1,0 +1,54 @@
+// Rules that can be broken on purpose. Each names one rule of the protocol; with the defect switched on the rule is not
+// kept, and the simulator must then find a violation: that is how it shows that it would notice. Nothing but tests ever
+// switches one on.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+
+namespace zht::replication {
+
+enum class Defect : std::uint8_t {
+  promote_learner_blindly,  // a learner may depose the primary
+  acknowledge_early,        // a change is answered when the primary alone has it
+  acknowledge_unsynced,     // a follower acknowledges before its durability point
+  no_fence,                 // followers accept entries of any epoch
+  drop_tail,                // a new primary throws away what it does not know to be committed
+  abandon_promotion,        // the primary stops waiting for a learner whose promotion may still be decided
+  promotion_without_lease,  // no lease is needed from a learner whose promotion is outstanding
+  no_lease,                 // reads are answered without lease or confirmation
+  lease_before_value,       // the lease is looked at first and the value taken later
+  dirty_read,               // reads do not wait for the changes they saw
+  keep_answering,           // a follower that asked to depose its primary still answers it
+  keep_surplus,             // a follower keeps entries that its new primary never had
+  few_copies,               // changes are committed with fewer sync members than wanted
+  forget_grace,             // a restarted follower may depose at once
+  serve_in_transfer,        // the old primary serves on while it hands over
+  same_incarnation,         // a replica comes back under its old incarnation
+  trust_torn,               // a log that ended in a bad record is taken to be complete
+  trust_damage,             // a damaged log is cut at the damage and taken to be whole
+  forget_loss,              // a replica that lost its log forgets that at its next restart
+  vouch_while_importing,    // a half imported snapshot counts as a whole log
+  keeper_amnesia,           // keepers forget what they promised when they restart
+  keeper_unsynced,          // keepers answer before their promise is durable
+  no_retry_table,           // retries are executed again
+  forget_refusals,          // a refused request is not remembered, so that a late copy of it may succeed
+  trust_old_refusal,        // a client believes a refusal from before the epoch it last asked in
+  keep_results_of_truncated,  // a truncated change leaves its answer behind
+  wake_uncommitted,         // watchers are told of changes that are not committed
+};
+
+// A set of them.
+class Defects {
+ public:
+  constexpr Defects() = default;
+  constexpr Defects(std::initializer_list<Defect> which) { for (Defect one : which) bits_ |= bit(one); }
+  constexpr bool has(Defect one) const { return (bits_ & bit(one)) != 0; }
+  constexpr bool any() const { return bits_ != 0; }
+
+ private:
+  static constexpr std::uint64_t bit(Defect one) { return std::uint64_t{1} << static_cast<unsigned>(one); }
+  std::uint64_t bits_ = 0;
+};
+
+}  // namespace zht::replication

@@ -1,0 +1,173 @@
+#include "zht/core/replication/manager.h"
+
+#include <algorithm>
+
+namespace zht::replication {
+
+Manager::Manager(ManagerOptions options, NodeInfo self, std::vector<View> views, std::vector<NodeId> peers, std::uint64_t seed)
+    : options_(std::move(options)), views_(std::move(views)), random_(seed) {
+  CHECK(!options_.keepers.empty());
+  for (NodeId peer : peers) nodes_[peer].info.node = peer;
+  nodes_[options_.self].info = std::move(self);
+  turn_ = random_.below(options_.keepers.size());
+}
+
+ManagerMessage& Manager::message_to(NodeId node) {
+  ManagerMessage& message = messages_[node];
+  message.from = options_.self;
+  message.to = node;
+  return message;
+}
+
+std::vector<ManagerMessage> Manager::take_messages() {
+  std::vector<ManagerMessage> out;
+  for (auto& [node, message] : std::exchange(messages_, {})) out.push_back(std::move(message));
+  return out;
+}
+
+void Manager::adopt(PartitionId partition, const View& view) {
+  const auto number = static_cast<std::uint32_t>(partition);
+  if (number >= views_.size() || view.epoch <= views_[number].epoch) return;
+  views_[number] = view;
+  news_.push_back(partition);
+}
+
+void Manager::broadcast(PartitionId partition) {
+  for (const auto& [node, known] : nodes_)
+    if (node != options_.self) message_to(node).views.push_back({partition, view(partition)});
+}
+
+// Any keeper will do; the next one when it is said again.
+void Manager::wish(const Wish& wish) {
+  KeeperMessage message;
+  message.kind = KeeperMessage::Kind::change;
+  message.partition = wish.partition;
+  message.change = wish.change;
+  message_to(options_.keepers[turn_++ % options_.keepers.size()]).keeper.push_back(std::move(message));
+}
+
+void Manager::on_message(const ManagerMessage& message, base::Time now) {
+  for (const ViewNews& one : message.views) adopt(one.partition, one.view);
+  for (const KeeperMessage& one : message.keeper) {
+    const auto number = static_cast<std::uint32_t>(one.partition);
+    if (number >= views_.size()) continue;
+    if (one.kind == KeeperMessage::Kind::view && one.view) adopt(one.partition, *one.view);
+    if (one.kind == KeeperMessage::Kind::ask && one.epoch < views_[number].epoch) {
+      KeeperMessage answer;
+      answer.kind = KeeperMessage::Kind::view;
+      answer.partition = one.partition;
+      answer.view = views_[number];
+      message_to(message.from).keeper.push_back(std::move(answer));
+    }
+  }
+  goals_.insert(goals_.end(), message.goals.begin(), message.goals.end());
+  for (const NodeInfo& one : message.nodes) {
+    Known& known = nodes_[one.node];
+    if (one.node == options_.self || one.heartbeat <= known.info.heartbeat) continue;
+    known = {one, now};
+  }
+  if (!message.nodes.empty() && message.digest != digest()) {
+    ManagerMessage& answer = message_to(message.from);
+    answer.answer_epochs = true;
+    answer.epochs.clear();
+    for (const View& view : views_) answer.epochs.push_back(view.epoch);
+  }
+  if (!message.epochs.empty()) compare(message);
+}
+
+void Manager::compare(const ManagerMessage& message) {
+  ManagerMessage& answer = message_to(message.from);
+  bool behind = false;
+  for (std::uint32_t p = 0; p < views_.size() && p < message.epochs.size(); p++) {
+    if (message.epochs[p] < views_[p].epoch) answer.views.push_back({PartitionId{p}, views_[p]});
+    behind = behind || message.epochs[p] > views_[p].epoch;
+  }
+  if (!behind || !message.answer_epochs) return;
+  answer.epochs.clear();
+  for (const View& view : views_) answer.epochs.push_back(view.epoch);
+}
+
+void Manager::tick(base::Time now) {
+  if (now >= next_gossip_) {
+    next_gossip_ = now + options_.gossip;
+    gossip(now);
+  }
+  if (options_.balances && now >= next_plan_) {
+    next_plan_ = now + options_.balance;
+    plan(now);
+  }
+}
+
+void Manager::gossip(base::Time now) {
+  Known& me = nodes_[options_.self];
+  me.info.heartbeat++;
+  me.heard = now;
+  std::vector<NodeId> others;
+  for (const auto& [node, known] : nodes_)
+    if (node != options_.self) others.push_back(node);
+  for (int i = 0; i < 2 && !others.empty(); i++) {
+    ManagerMessage& message = message_to(others[random_.below(others.size())]);
+    message.nodes.clear();
+    for (const auto& [node, known] : nodes_)
+      if (known.info.heartbeat > 0) message.nodes.push_back(known.info);
+    message.digest = digest();
+  }
+}
+
+bool Manager::lives(const Known& known, base::Time now) const {
+  return known.heard != base::Time{} && now - known.heard < options_.dead;
+}
+
+void Manager::plan(base::Time now) {
+  // The living keeper with the lowest id; two at once do no harm.
+  for (NodeId keeper : options_.keepers) {
+    const auto known = nodes_.find(keeper);
+    if (keeper < options_.self && known != nodes_.end() && lives(known->second, now)) return;
+  }
+  if (std::find(options_.keepers.begin(), options_.keepers.end(), options_.self) == options_.keepers.end()) return;
+  std::vector<Place> places;
+  std::map<InstanceId, NodeId> home;
+  for (const auto& [node, known] : nodes_) {
+    if (!lives(known, now)) continue;
+    for (Member one : known.info.instances) {
+      places.push_back({one.instance, known.info.rack, known.info.leaving, known.info.room});
+      home[one.instance] = node;
+    }
+  }
+  for (const Placed& one : balance(views_, places, options_.balancing)) {
+    const auto at = home.find(view(one.partition).primary.instance);
+    if (at == home.end()) continue;
+    if (at->second == options_.self) goals_.push_back(one);
+    else message_to(at->second).goals.push_back(one);
+  }
+}
+
+std::uint64_t Manager::version() const {
+  std::uint64_t sum = 0;
+  for (const View& view : views_) sum += number(view.epoch);
+  return sum;
+}
+
+std::uint64_t Manager::digest() const {
+  std::uint64_t hash = 0;
+  for (const View& view : views_) hash = (hash ^ number(view.epoch)) * 0x9e3779b97f4a7c15 + 1;
+  return hash;
+}
+
+std::vector<Candidate> Manager::candidates(base::Time now) const {
+  std::vector<Candidate> out;
+  for (const auto& [node, known] : nodes_) {
+    if (!lives(known, now) || known.info.leaving || !known.info.room) continue;
+    for (Member one : known.info.instances) out.push_back({one, known.info.rack});
+  }
+  return out;
+}
+
+std::map<InstanceId, std::uint32_t> Manager::racks() const {
+  std::map<InstanceId, std::uint32_t> out;
+  for (const auto& [node, known] : nodes_)
+    for (Member one : known.info.instances) out[one.instance] = known.info.rack;
+  return out;
+}
+
+}  // namespace zht::replication

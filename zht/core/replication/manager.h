@@ -1,0 +1,92 @@
+// A node's manager, as far as replication goes: it knows all views and who lives, relays its instances' wishes to a keeper,
+// tells its instances of new views, and now and then makes the balancer's plan. Views are spread at once by the keeper
+// that decided them; gossip finds what that missed. Sans-IO.
+//
+// Gossip: every node counts its own heartbeats; who knows a higher count of a node than another has newer news of it. A
+// message to one random node each period carries all counts and a digest of all views; where digests differ the two
+// compare epochs and exchange what is newer, so that a settled cluster says next to nothing.
+#pragma once
+
+#include "novoht/base/random.h"
+#include "zht/core/replication/balancer.h"
+#include "zht/core/replication/keeper.h"
+#include "zht/core/replication/replicator.h"
+
+namespace zht::replication {
+
+struct NodeInfo {
+  NodeId node{0};
+  std::uint64_t heartbeat = 0;  // grows with every period, and with every start
+  Members instances;
+  std::uint32_t rack = 0;
+  bool room = true;      // its disk takes more
+  bool leaving = false;  // wants to be emptied
+};
+
+struct ManagerMessage {
+  NodeId from{0}, to{0};
+  std::vector<KeeperMessage> keeper;
+  std::vector<ViewNews> views;
+  std::vector<Placed> goals;
+  std::vector<NodeInfo> nodes;        // gossip, and then
+  std::uint64_t digest = 0;           // ... of all views the sender knows
+  std::vector<Epoch> epochs;          // of all partitions: tell me what is newer
+  bool answer_epochs = false;         // ... and your own epochs, for I may know more
+};
+
+struct ManagerOptions {
+  NodeId self{0};
+  std::vector<NodeId> keepers;
+  base::Duration gossip = std::chrono::milliseconds(200);
+  base::Duration dead = std::chrono::seconds(2);  // without news of a node for this long it is no place for a copy
+  base::Duration balance = std::chrono::seconds(1);
+  BalanceOptions balancing;
+  bool balances = true;
+};
+
+// One thread.
+class Manager {
+ public:
+  // `views`: by partition, as last known. `peers`: nodes to gossip with at first; more become known.
+  Manager(ManagerOptions options, NodeInfo self, std::vector<View> views, std::vector<NodeId> peers, std::uint64_t seed);
+
+  void on_message(const ManagerMessage& message, base::Time now);
+  void wish(const Wish& wish);                  // of an instance here
+  void adopt(PartitionId partition, const View& view);
+  void broadcast(PartitionId partition);        // a keeper here has decided it
+  void tick(base::Time now);
+  std::vector<ManagerMessage> take_messages();
+  std::vector<PartitionId> take_news() { return std::exchange(news_, {}); }   // for the instances and the keeper here
+  std::vector<Placed> take_goals() { return std::exchange(goals_, {}); }      // for the instances here
+
+  const View& view(PartitionId partition) const { return views_[static_cast<std::uint32_t>(partition)]; }
+  const std::vector<View>& views() const { return views_; }
+  std::uint64_t version() const;  // of the whole table: grows with every view
+  std::vector<Candidate> candidates(base::Time now) const;
+  std::map<InstanceId, std::uint32_t> racks() const;
+  NodeInfo& self() { return nodes_[options_.self].info; }
+
+ private:
+  struct Known {
+    NodeInfo info;
+    base::Time heard{};
+  };
+  ManagerMessage& message_to(NodeId node);
+  void compare(const ManagerMessage& message);
+  void gossip(base::Time now);
+  void plan(base::Time now);
+  bool lives(const Known& known, base::Time now) const;
+  std::uint64_t digest() const;
+
+  const ManagerOptions options_;
+  std::vector<View> views_;
+  std::map<NodeId, Known> nodes_;
+  std::map<NodeId, ManagerMessage> messages_;
+  std::vector<PartitionId> news_;
+  std::vector<Placed> goals_;
+  base::Random random_;
+  std::size_t turn_ = 0;
+  base::Time next_gossip_{}, next_plan_{};
+};
+
+}  // namespace zht::replication

@@ -1,0 +1,755 @@
+#include "zht/core/replication/replica.h"
+
+#include <algorithm>
+#include <sstream>
+
+namespace zht::replication {
+namespace {
+
+using Kind = Change::Kind;
+using Verdict = Ack::Verdict;
+
+// Spreads partitions over candidates that are otherwise alike.
+std::uint64_t lot(PartitionId partition, InstanceId instance) {
+  std::uint64_t x = (std::uint64_t{static_cast<std::uint32_t>(partition)} << 32) ^ static_cast<std::uint32_t>(instance);
+  x = (x ^ (x >> 31)) * 0x9e3779b97f4a7c15;
+  x = (x ^ (x >> 29)) * 0xbf58476d1ce4e5b9;
+  return x ^ (x >> 32);
+}
+
+}  // namespace
+
+Replica::Replica(ReplicaHost& host, PartitionId partition) : host_(host), partition_(partition) {
+  base_ = end_ = host_.store().end(partition_);
+  durable_ = end_.sequence;
+  origin_ = host_.store().origin(partition_);
+  adopted_at_ = host_.now();
+}
+
+Replica::Role Replica::role() const {
+  if (is_me(view_.primary)) return Role::primary;
+  if (in_sync(view_, host_.self())) return Role::sync;
+  if (contains(view_.learners, host_.self())) return Role::learner;
+  return Role::stranger;
+}
+
+std::optional<Position> Replica::position_of(Version sequence) const {
+  if (sequence < base_.sequence || sequence > end_.sequence) return {};
+  Epoch epoch = base_.epoch;
+  for (auto run = runs_.rbegin(); run != runs_.rend(); ++run) {
+    if (run->sequence > sequence) continue;
+    epoch = run->epoch;
+    break;
+  }
+  return Position{epoch, sequence};
+}
+
+// --- the log ---
+
+Result<void> Replica::take(EntryPtr entry) {
+  TRY(host_.store().apply(partition_, *entry));
+  if (entry->at.epoch != end_.epoch) runs_.push_back(entry->at);
+  end_ = entry->at;
+  tail_bytes_ += entry->payload.size() + sizeof(Entry);
+  tail_.push_back(std::move(entry));
+  return {};
+}
+
+bool Replica::truncate(Version keep) {
+  if (keep >= end_.sequence) return true;
+  if (keep < commit_) {
+    host_.on_broken(partition_, "a committed entry would be taken back");
+    return false;
+  }
+  const auto to = position_of(keep);
+  if (!to || keep < host_.store().floor(partition_)) return false;
+  if (!host_.store().rewind(partition_, *to)) {
+    cannot_write_ = true;
+    return false;
+  }
+  while (!tail_.empty() && tail_.back()->at.sequence > keep) {
+    tail_bytes_ -= tail_.back()->payload.size() + sizeof(Entry);
+    tail_.pop_back();
+  }
+  while (!runs_.empty() && runs_.back().sequence > keep) runs_.pop_back();
+  end_ = *to;
+  durable_ = std::min(durable_, keep);
+  for (Mark& mark : marks_) mark.end = std::min(mark.end, keep);
+  rewinds_++;
+  return true;
+}
+
+void Replica::forget_log() {
+  base_ = end_ = {};
+  runs_.clear();
+  tail_.clear();
+  tail_bytes_ = 0;
+  durable_ = commit_ = verified_ = acked_ = 0;
+  marks_.clear();
+}
+
+void Replica::trim_tail() {
+  const Timing& timing = host_.timing();
+  while (tail_bytes_ > timing.tail_bytes && !tail_.empty() && tail_.front()->at.sequence <= commit_) {
+    const Version first = tail_.front()->at.sequence;
+    const bool wanted = std::any_of(followers_.begin(), followers_.end(), [&](const auto& one) {
+      const Follower& follower = one.second;
+      return follower.snapshot ? follower.snapshot->at().sequence < first : follower.attached && follower.match < first;
+    });
+    if (wanted && tail_bytes_ < 4 * timing.tail_bytes) return;
+    tail_bytes_ -= tail_.front()->payload.size() + sizeof(Entry);
+    tail_.pop_front();
+  }
+}
+
+void Replica::mark(std::uint64_t serial) {
+  const Version marked = marks_.empty() ? durable_ : marks_.back().end;
+  const std::uint64_t rewinds = marks_.empty() ? rewinds_durable_ : marks_.back().rewinds;
+  if (marked != end_.sequence || rewinds != rewinds_) marks_.push_back({serial, end_.sequence, rewinds_});
+}
+
+void Replica::on_durable(std::uint64_t serial) {
+  bool changed = false;
+  while (!marks_.empty() && marks_.front().serial <= serial) {
+    durable_ = std::max(durable_, marks_.front().end);
+    rewinds_durable_ = marks_.front().rewinds;
+    marks_.pop_front();
+    changed = true;
+  }
+  if (changed && role() == Role::primary) try_commit();
+}
+
+void Replica::advance(Version commit) {
+  commit = std::min(commit, end_.sequence);
+  if (commit <= commit_) return;
+  host_.on_committed(partition_, commit_ + 1, commit);
+  commit_ = commit;
+  host_.store().settle(partition_, commit_);
+  for (; !touched_order_.empty() && touched_order_.front().first <= commit_; touched_order_.pop_front()) {
+    const auto [sequence, key] = touched_order_.front();
+    if (const auto found = touched_.find(key); found != touched_.end() && found->second == sequence) touched_.erase(found);
+  }
+  trim_tail();
+}
+
+// --- views ---
+
+void Replica::adopt(const View& view) {
+  if (view.epoch <= view_.epoch) return;
+  const base::Time now = host_.now();
+  const Role was = role();
+  if (was == Role::sync || was == Role::learner) host_.channel(view_.primary).depart(partition_, view_.epoch);
+  const bool first = view_.epoch == Epoch{0};
+  const View before_view = std::exchange(view_, view);
+  adopted_at_ = first && broken(Defect::forget_grace) ? base::Time{} : now;
+  deposing_ = false;
+  verified_ = acked_ = 0;
+  ack_due_ = false;
+  wish_ = {};
+  wish_sent_ = full_ = cannot_write_ = false;
+  last_proposed_ = {};
+  // Who has just fallen out of the view is not the first to be taken in again.
+  std::erase_if(shunned_, [&](const auto& one) { return one.second <= now; });
+  for (const Members* members : {&before_view.sync, &before_view.learners})
+    for (Member one : *members)
+      if (!member_at(view_, one.instance)) shunned_[one.instance] = now + host_.timing().shun;
+  std::map<Member, Follower> before = std::exchange(followers_, {});
+  peers_.clear();
+  if (role() != Role::primary) {
+    let_go();
+    touched_.clear();
+    touched_order_.clear();
+    goal_.reset();
+    return;
+  }
+  if (was != Role::primary) {
+    if (broken(Defect::drop_tail)) (void)truncate(std::max(commit_, base_.sequence));
+    takeover_ = {view_.epoch, end_.sequence};
+    touched_.clear();
+    touched_order_.clear();
+    host_.on_promoted(partition_);
+  }
+  for (const Members* members : {&view_.sync, &view_.learners}) {
+    for (Member one : *members) {
+      if (is_me(one)) continue;
+      Follower& follower = followers_[one];
+      follower.next = end_.sequence + 1;
+      follower.since = now;
+      peers_.push_back(one);
+      // A copy under way goes on: it does not depend on the epoch.
+      const auto old = before.find(one);
+      if (old == before.end()) continue;
+      follower.snapshot_id = old->second.snapshot_id;
+      if (!old->second.snapshot) continue;
+      follower.snapshot = std::move(old->second.snapshot);
+      follower.piece = old->second.piece;
+      follower.piece_due = true;
+    }
+  }
+  // What confirmed a read in another epoch counts for nothing.
+  for (Held& held : held_) held.after = host_.last_beacon();
+  try_commit();
+}
+
+bool Replica::follows(Member from, Epoch epoch) const {
+  const Role mine = role();
+  return (mine == Role::sync || mine == Role::learner) && epoch == view_.epoch && from == view_.primary && !deposing_;
+}
+
+// --- as the primary: requests ---
+
+bool Replica::serves(Epoch epoch) const {
+  return role() == Role::primary && epoch == view_.epoch &&
+         (wish_.kind != Kind::transfer || broken(Defect::serve_in_transfer));
+}
+
+Result<Version> Replica::append(std::string payload, std::span<const std::uint64_t> keys) {
+  CHECK(role() == Role::primary);
+  const Version sequence = end_.sequence + 1;
+  auto taken = take(std::make_shared<Entry>(Entry{{view_.epoch, sequence}, std::move(payload)}));
+  full_ = !taken && taken.code() == Code::no_space;
+  if (!taken) return std::move(taken).error();
+  for (std::uint64_t key : keys) {
+    touched_[key] = sequence;
+    touched_order_.emplace_back(sequence, key);
+  }
+  return sequence;
+}
+
+Version Replica::need_of(std::uint64_t key) const {
+  const auto found = touched_.find(key);
+  return found == touched_.end() ? 0 : found->second;
+}
+
+void Replica::hold(Held held) {
+  if (held.reads) {
+    held.after = host_.last_beacon();
+    held.need = broken(Defect::dirty_read) ? 0 : std::max(held.need, takeover_.sequence);
+  }
+  held_.push_back(held);
+}
+
+template <typename Test>
+bool Replica::all_of_mine(Test test) const {
+  // While a promotion of its own is undecided the primary must be safe whether or not it has taken effect.
+  const bool also = wish_.kind == Kind::promote_learner && wish_sent_ && !broken(Defect::promotion_without_lease);
+  return std::all_of(view_.sync.begin(), view_.sync.end(), [&](Member one) { return is_me(one) || test(one); }) &&
+         (!also || test(wish_.target));
+}
+
+base::Time Replica::granted() const {
+  base::Time oldest = base::Time::max();
+  const bool all = all_of_mine([&](Member one) {
+    const Follower& follower = followers_.at(one);
+    const Channel& channel = host_.channel(one);
+    if (!follower.attached || channel.has_left(partition_, view_.epoch) || channel.answered() <= follower.attached_after)
+      return false;
+    oldest = std::min(oldest, channel.answered());
+    return true;
+  });
+  return all ? oldest : base::Time{};
+}
+
+void Replica::release() {
+  if (held_.empty()) return;
+  const base::Time stamp = granted();
+  const bool leased = broken(Defect::no_lease) || stamp == base::Time::max() ||
+                      (stamp != base::Time{} && host_.now() < stamp + host_.timing().lease);
+  const bool silent = wish_.kind == Kind::transfer && wish_sent_ && !broken(Defect::serve_in_transfer);
+  std::deque<Held> later;
+  for (Held& held : held_) {
+    const bool committed = held.need <= commit_;
+    if (committed && (!held.reads || (!silent && (leased || stamp > held.after)))) {
+      host_.release(partition_, held, true);
+      continue;
+    }
+    if (committed && !silent) host_.want_beacon();
+    later.push_back(held);
+  }
+  held_ = std::move(later);
+}
+
+// It may have been committed or not, it may be true or not: only asking again can tell.
+void Replica::let_go() {
+  for (const Held& held : std::exchange(held_, {})) host_.release(partition_, held, false);
+}
+
+void Replica::try_commit() {
+  if (role() != Role::primary) return;
+  if (broken(Defect::acknowledge_early)) return advance(durable_);
+  if (view_.sync.size() < host_.timing().sync_copies && !broken(Defect::few_copies)) return;
+  Version commit = durable_;
+  (void)all_of_mine([&](Member one) {
+    commit = std::min(commit, followers_.at(one).match);
+    return true;
+  });
+  advance(commit);
+}
+
+// --- as the primary: followers ---
+
+base::Time Replica::heard(Member peer, const Follower& follower) const {
+  const Channel& channel = host_.channel(peer);
+  const bool here = (follower.attached || follower.snapshot) && !channel.has_left(partition_, view_.epoch);
+  return here ? std::max(follower.since, channel.heard()) : follower.since;
+}
+
+void Replica::on_ack(Member from, const Ack& ack) {
+  if (ack.epoch > view_.epoch) return ask_view(from);
+  if (ack.verdict == Verdict::behind || ack.epoch < view_.epoch) {
+    if (ack.verdict == Verdict::behind && ack.epoch < view_.epoch)
+      host_.message_to(from.instance).views.push_back({partition_, view_});
+    return;
+  }
+  if (role() != Role::primary) return;
+  const auto found = followers_.find(from);
+  if (found == followers_.end()) return;
+  Follower& follower = found->second;
+  switch (ack.verdict) {
+    case Verdict::matched:
+      if (ack.match > end_.sequence || ack.snapshot < follower.snapshot_id) return;
+      follower.match = std::max(follower.match, ack.match);
+      follower.commit = std::max(follower.commit, ack.commit);
+      follower.next = std::max(follower.next, follower.match + 1);
+      follower.stuck = follower.full = false;
+      // Only now it has dropped what this primary never had; from the next beacon on its answers count.
+      if (!follower.attached && ack.match >= takeover_.sequence && !host_.channel(from).has_left(partition_, view_.epoch)) {
+        follower.attached = true;
+        follower.attached_after = host_.last_beacon();
+      }
+      return try_commit();
+    case Verdict::elsewhere: return resume(follower, ack);
+    case Verdict::stuck:
+      // Not one that was said before a snapshot and comes after it.
+      if (ack.snapshot >= follower.snapshot_id) follower.stuck = true;
+      return;
+    case Verdict::full: follower.full = true; return;
+    case Verdict::behind: return;
+  }
+}
+
+// The follower has the entry at `hint`; the greatest position that may be common to both logs is sought, an epoch a step.
+void Replica::resume(Follower& follower, const Ack& ack) {
+  // Repeated messages must not breed repeated searches.
+  if (follower.resumed == ack.hint && host_.now() - follower.resumed_at < host_.timing().retry / 2) return;
+  follower.resumed = ack.hint;
+  follower.resumed_at = host_.now();
+  Version at = std::min(ack.hint.sequence, end_.sequence);
+  auto mine = position_of(at);
+  while (mine && mine->epoch > ack.hint.epoch && at > base_.sequence) {
+    const Version first = first_of_epoch(at);
+    at = first > base_.sequence ? first - 1 : base_.sequence;
+    mine = position_of(at);
+  }
+  if (!mine || mine->epoch > ack.hint.epoch || at < ack.floor) follower.stuck = true;
+  else follower.next = std::max(at, follower.match) + 1;
+  follower.sent = {};
+}
+
+Version Replica::first_of_epoch(Version sequence) const {
+  Version first = base_.sequence;
+  for (const Position& run : runs_)
+    if (run.sequence <= sequence) first = run.sequence;
+  return first;
+}
+
+void Replica::send() {
+  if (role() != Role::primary) return acknowledge();
+  for (Member peer : peers_) send_to(peer, followers_.at(peer));
+}
+
+void Replica::send_to(Member peer, Follower& follower) {
+  const Timing& timing = host_.timing();
+  const base::Time now = host_.now();
+  if (!follower.snapshot && (follower.stuck || follower.next < first_in_memory())) {
+    const bool being_promoted = wish_.kind == Kind::promote_learner && wish_sent_ && wish_.target == peer;
+    follower.stuck = true;
+    // Only a learner is ever given a snapshot: what it has counts for nothing. A sync member is dropped first.
+    if (!contains(view_.learners, peer) || being_promoted) return;
+    begin_snapshot(peer, follower);
+  }
+  if (follower.snapshot) return send_piece(peer, follower);
+  const bool quiet = now - follower.sent >= timing.retry;
+  const bool unanswered = quiet && (follower.match < end_.sequence || !follower.attached);
+  if (unanswered) follower.next = std::min(follower.next, (follower.match == 0 ? end_.sequence : follower.match) + 1);
+  const bool news = follower.next <= end_.sequence && follower.next - follower.match <= timing.window + 1;
+  const bool told = follower.commit >= commit_ || now - follower.sent < timing.beacon;
+  if (!news && told && !unanswered) return;
+  const Version first = first_in_memory();
+  const auto previous = position_of(follower.next - 1);
+  if (!previous || follower.next < first) return;
+  Append append{partition_, view_.epoch, *previous, end_.sequence, takeover_, commit_, {}};
+  std::size_t bytes = 0;
+  for (; follower.next <= end_.sequence && bytes < timing.message_bytes; follower.next++) {
+    append.entries.push_back(tail_[follower.next - first]);
+    bytes += append.entries.back()->payload.size() + sizeof(Entry);
+  }
+  follower.sent = now;
+  host_.message_to(peer.instance).appends.push_back(std::move(append));
+}
+
+void Replica::begin_snapshot(Member, Follower& follower) {
+  auto source = host_.store().export_snapshot(partition_);
+  if (!source) return;
+  follower.snapshot = *std::move(source);
+  follower.snapshot_id = next_snapshot_++;
+  follower.piece = 0;
+  follower.piece_due = true;
+  follower.match = follower.commit = 0;
+  follower.attached = false;
+}
+
+void Replica::send_piece(Member peer, Follower& follower) {
+  const base::Time now = host_.now();
+  if (!follower.piece_due && now - follower.sent < host_.timing().retry) return;
+  auto bytes = follower.snapshot->read(follower.piece);
+  if (!bytes) return follower.snapshot.reset();
+  follower.piece_due = false;
+  follower.sent = now;
+  host_.message_to(peer.instance)
+      .pieces.push_back({partition_, view_.epoch, follower.snapshot_id, follower.piece,
+                         follower.piece + 1 == follower.snapshot->count(), follower.snapshot->at(), *std::move(bytes)});
+}
+
+void Replica::on_piece_ack(Member from, const SnapshotAck& ack) {
+  const auto found = followers_.find(from);
+  if (role() != Role::primary || ack.epoch != view_.epoch || found == followers_.end()) return;
+  Follower& follower = found->second;
+  if (!follower.snapshot || ack.id != follower.snapshot_id || ack.next == follower.piece) return;
+  if (ack.next >= follower.snapshot->count()) {
+    follower.next = follower.snapshot->at().sequence + 1;
+    follower.snapshot.reset();
+    follower.stuck = false;
+    follower.since = host_.now();
+    follower.sent = {};
+    return;
+  }
+  follower.piece = ack.next;
+  follower.piece_due = true;
+}
+
+// --- as a follower ---
+
+void Replica::answer(Ack ack) {
+  ack.partition = partition_;
+  ack.epoch = view_.epoch;
+  if (imported_.first == view_.primary) ack.snapshot = imported_.second;
+  host_.message_to(view_.primary.instance).acks.push_back(ack);
+}
+
+void Replica::ask_view(Member of) {
+  host_.message_to(of.instance).acks.push_back({.partition = partition_, .epoch = view_.epoch, .verdict = Verdict::behind});
+}
+
+void Replica::on_append(Member from, const Append& append) {
+  const Role mine = role();
+  if (broken(Defect::no_fence)) {
+    if (mine == Role::primary) return;
+  } else {
+    if (append.epoch < view_.epoch) return host_.message_to(from.instance).views.push_back({partition_, view_});
+    if (append.epoch > view_.epoch) return ask_view(from);
+    if (!follows(from, append.epoch)) return;
+  }
+  if (cannot_write_) return answer({.verdict = Verdict::full});
+  if (import_) return answer({.verdict = Verdict::stuck, .hint = end_});
+  const Version before = append.previous.sequence;
+  const auto here = position_of(before);
+  if (!here) {
+    // Either the primary begins too late or too early, or its log ends before what is known here.
+    const auto hint = position_of(std::min(end_.sequence, append.end));
+    if (!hint) return answer({.verdict = Verdict::stuck, .hint = end_});
+    return answer({.verdict = Verdict::elsewhere, .hint = *hint, .floor = base_.sequence});
+  }
+  if (*here != append.previous) {
+    const Version first = first_of_epoch(before);
+    if (first <= base_.sequence) return answer({.verdict = Verdict::stuck, .hint = end_});
+    return answer({.verdict = Verdict::elsewhere, .hint = *position_of(first - 1), .floor = base_.sequence});
+  }
+  Version upto = before;
+  for (const EntryPtr& entry : append.entries) {
+    if (const auto same = position_of(entry->at.sequence); !same || *same != entry->at) {
+      if (!truncate(entry->at.sequence - 1)) return answer({.verdict = cannot_write_ ? Verdict::full : Verdict::stuck, .hint = end_});
+      if (!take(entry)) {
+        cannot_write_ = true;
+        break;
+      }
+    }
+    upto = entry->at.sequence;
+  }
+  verified_ = std::max(verified_, upto);
+  // Entries that the primary never had must go before it is told that it is followed: they might rise again here when
+  // this member leads, after the primary has refused the very requests.
+  if (verified_ >= append.takeover.sequence && end_.sequence > verified_ && !broken(Defect::keep_surplus))
+    if (position_of(verified_ + 1)->epoch < append.takeover.epoch && !truncate(verified_))
+      return answer({.verdict = cannot_write_ ? Verdict::full : Verdict::stuck, .hint = end_});
+  advance(std::min(append.commit, verified_));
+  if (cannot_write_) answer({.verdict = Verdict::full});
+  ack_due_ = true;
+}
+
+void Replica::acknowledge() {
+  if (deposing_ || import_ || role() == Role::stranger || view_.epoch == Epoch{0}) return;
+  const bool early = broken(Defect::acknowledge_unsynced);
+  const Version match = early ? verified_ : std::min(verified_, durable_);
+  // What was taken back must stay so, and what was written must be durable, before either is spoken of.
+  if (!early && (rewinds_durable_ != rewinds_ || (match < verified_ && match <= acked_))) return;
+  if (!ack_due_ && match <= acked_) return;
+  ack_due_ = false;
+  acked_ = match;
+  answer({.verdict = Verdict::matched, .match = match, .commit = commit_});
+}
+
+void Replica::on_piece(Member from, const SnapshotPiece& piece) {
+  if (!follows(from, piece.epoch) || role() != Role::learner || cannot_write_) return;
+  const auto acknowledge_piece = [&](std::uint64_t next) {
+    host_.message_to(from.instance).piece_acks.push_back({partition_, view_.epoch, piece.id, next});
+  };
+  if (imported_.first == from && piece.id <= imported_.second) return acknowledge_piece(piece.index + 1);
+  if (!import_ || import_->from != from || piece.id > import_->id) {
+    if (piece.index != 0) return acknowledge_piece(0);
+    const std::uint64_t since = host_.self().incarnation;
+    forget_log();
+    origin_ = {since, since};
+    import_ = Import{from, piece.id, 0};
+    if (!host_.store().begin_import(partition_, broken(Defect::vouch_while_importing) ? 0 : since)) cannot_write_ = true;
+  }
+  if (cannot_write_ || piece.id != import_->id) return;
+  if (piece.index == import_->next) {
+    auto taken = host_.store().import(partition_, piece.bytes);
+    if (taken && piece.last) taken = host_.store().end_import(partition_, piece.at);
+    if (!taken) {
+      cannot_write_ = true;
+      return answer({.verdict = Verdict::full});
+    }
+    import_->next++;
+  }
+  acknowledge_piece(import_->next);
+  if (!piece.last || import_->next != piece.index + 1) return;
+  base_ = end_ = piece.at;
+  imported_ = {from, piece.id};
+  import_.reset();
+}
+
+bool Replica::reads_eventually() const {
+  return role() != Role::stranger && !import_ && commit_ >= base_.sequence && view_.epoch != Epoch{0};
+}
+
+// --- time ---
+
+void Replica::propose(const Change& change) {
+  const base::Time now = host_.now();
+  if (change == last_proposed_ && now < next_propose_) return;
+  last_proposed_ = change;
+  next_propose_ = now + host_.timing().retry;
+  host_.propose(partition_, change);
+}
+
+void Replica::tick() {
+  const base::Time now = host_.now();
+  switch (role()) {
+    case Role::primary: return tick_primary();
+    case Role::learner:
+      if (broken(Defect::promote_learner_blindly) &&
+          now - std::max(adopted_at_, host_.channel(view_.primary).heard()) > 3 * host_.timing().grace && !import_)
+        propose({Kind::promote, view_.epoch, host_.self(), host_.self()});
+      return;
+    case Role::sync:
+      if (!deposing_ && now - std::max(adopted_at_, host_.channel(view_.primary).heard()) > host_.timing().grace) {
+        // From here on the primary gets no answer that could count in this partition.
+        deposing_ = true;
+        if (!broken(Defect::keep_answering)) host_.channel(view_.primary).depart(partition_, view_.epoch);
+      }
+      if (deposing_) propose({Kind::promote, view_.epoch, host_.self(), host_.self()});
+      return;
+    case Role::stranger: return tick_stranger();
+  }
+}
+
+void Replica::tick_stranger() {
+  const Member self = host_.self();
+  const auto old = member_at(view_, self.instance);
+  if (!old || old->incarnation >= self.incarnation) return;
+  if (old->incarnation >= origin_.sure) propose({Kind::rejoin, view_.epoch, self, self});
+  else if (in_sync(view_, *old)) recover_together();
+}
+
+void Replica::on_standing(Member from, const Standing& standing) {
+  Alive& alive = standings_[from.instance];
+  if (from.incarnation >= alive.member.incarnation) alive = {from, standing, host_.now()};
+}
+
+// Every sync member has restarted, and none is sure to have all that was acknowledged: who has the longest log has it.
+void Replica::recover_together() {
+  const base::Time now = host_.now();
+  const Member self = host_.self();
+  if (now >= next_standing_) {
+    next_standing_ = now + 2 * host_.timing().retry;
+    for (Member one : view_.sync)
+      if (one.instance != self.instance)
+        host_.message_to(one.instance).standings.push_back({partition_, origin_.since, end_});
+  }
+  Change change{Kind::recover, view_.epoch, self, self, {}};
+  bool mine = false, longest = true;
+  for (Member one : view_.sync) {
+    if (one.instance == self.instance) {
+      mine = one.incarnation >= origin_.since && !import_;
+      change.group.push_back(self);
+      continue;
+    }
+    const auto found = standings_.find(one.instance);
+    if (found == standings_.end()) return;
+    const Alive& other = found->second;
+    if (other.member.incarnation <= one.incarnation || now - other.at > 4 * host_.timing().drop) return;
+    change.group.push_back(other.member);
+    if (one.incarnation < other.standing.since) continue;  // it has lost that log
+    const auto rank = [](const Position& end, InstanceId instance) {
+      return std::tuple(end.epoch, end.sequence, ~static_cast<std::uint32_t>(instance));
+    };
+    longest = longest && rank(other.standing.end, other.member.instance) < rank(end_, self.instance);
+  }
+  if (mine && longest) propose(change);
+}
+
+std::string Replica::story() const {
+  std::ostringstream out;
+  constexpr const char* kRoles[] = {"stranger", "learner", "sync", "primary"};
+  out << kRoles[static_cast<int>(role())] << " end " << end_.sequence << " durable " << durable_ << " commit " << commit_;
+  if (wish_.kind != Kind::none) out << ", wishes " << name_of(wish_.kind) << (wish_sent_ ? " (proposed)" : "");
+  if (deposing_) out << ", deposing";
+  if (import_) out << ", importing";
+  if (cannot_write_ || full_) out << ", full";
+  if (!held_.empty()) out << ", " << held_.size() << " held";
+  for (const auto& [peer, follower] : followers_) {
+    out << "; " << static_cast<std::uint32_t>(peer.instance) << "." << peer.incarnation << " match " << follower.match;
+    if (!follower.attached) out << " not attached";
+    if (follower.stuck) out << " stuck";
+    if (follower.full) out << " full";
+    if (follower.snapshot) out << " snapshot piece " << follower.piece << " of " << follower.snapshot->count();
+  }
+  return std::move(out).str();
+}
+
+// --- time, as the primary ---
+
+void Replica::want(Kind kind, Member target) {
+  const Change change{kind, view_.epoch, host_.self(), target, {}};
+  if (!next_view(view_, change, host_.defects())) return;
+  wish_ = change;
+  wished_at_ = host_.now();
+  wish_sent_ = kind != Kind::promote_learner && kind != Kind::transfer;
+  continue_wish();
+}
+
+void Replica::continue_wish() {
+  const base::Time now = host_.now();
+  const Timing& timing = host_.timing();
+  if (wish_.kind == Kind::promote_learner) {
+    const Follower& follower = followers_.at(wish_.target);
+    if (broken(Defect::abandon_promotion) && now > wished_at_ + 4 * timing.retry) {
+      wish_ = {};
+      return;
+    }
+    if (!wish_sent_ && (follower.stuck || follower.full || now - heard(wish_.target, follower) > 2 * timing.drop)) {
+      wish_ = {};
+      return;
+    }
+    // From the moment it is proposed every commit and every lease needs the learner too, so it must have all that is
+    // committed. Only a newer epoch settles it: what was sent may be decided at any later moment.
+    wish_sent_ = wish_sent_ || (follower.attached && follower.match >= commit_);
+  }
+  if (wish_.kind == Kind::transfer) {
+    if (!wish_sent_ && commit_ != end_.sequence && now > wished_at_ + 4 * timing.retry) {
+      wish_ = {};
+      return;
+    }
+    wish_sent_ = wish_sent_ || commit_ == end_.sequence;
+  }
+  if (wish_sent_) propose(wish_);
+}
+
+bool Replica::is_ready(Member peer) const {
+  const Follower& follower = followers_.at(peer);
+  return follower.attached && !follower.stuck && !follower.full && !follower.snapshot &&
+         follower.match + 8 >= end_.sequence && host_.now() - heard(peer, follower) < host_.timing().drop;
+}
+
+void Replica::tick_primary() {
+  const base::Time now = host_.now();
+  const Timing& timing = host_.timing();
+  if (wish_.kind != Kind::none) return continue_wish();
+  for (Member one : view_.sync) {
+    if (is_me(one)) continue;
+    const Follower& follower = followers_.at(one);
+    if (follower.stuck || follower.full || now - heard(one, follower) > timing.drop) return want(Kind::remove, one);
+  }
+  for (Member one : view_.learners) {
+    const Follower& follower = followers_.at(one);
+    const bool urgent = view_.sync.size() < timing.sync_copies;  // changes wait for someone who can be made synchronous
+    if (follower.full || now - heard(one, follower) > (urgent ? 1 : 3) * timing.drop) return want(Kind::remove, one);
+  }
+  // Without room here, let one lead that has some.
+  if (full_)
+    for (Member one : view_.sync)
+      if (!is_me(one) && is_ready(one)) return want(Kind::transfer, one);
+  if (view_.sync.size() < timing.sync_copies)
+    for (Member one : view_.learners)
+      if (is_ready(one)) return want(Kind::promote_learner, one);
+  if (view_.sync.size() + view_.learners.size() < timing.copies)
+    if (const auto found = choose_learner()) return want(Kind::add_learner, *found);
+  // Only what is safe is moved.
+  if (goal_ && view_.sync.size() >= timing.sync_copies) want_goal();
+}
+
+// The next step towards the goal, if there is one to take now.
+void Replica::want_goal() {
+  const auto wanted = [&](InstanceId instance) {
+    return std::find(goal_->members.begin(), goal_->members.end(), instance) != goal_->members.end();
+  };
+  const std::size_t members = view_.sync.size() + view_.learners.size();
+  bool complete = true;
+  for (InstanceId instance : goal_->members) {
+    if (member_at(view_, instance)) continue;
+    complete = false;
+    // One surplus copy at a time.
+    if (members > std::max(host_.timing().copies, goal_->members.size())) continue;
+    for (const Candidate& one : host_.candidates())
+      if (one.member.instance == instance) return want(Kind::add_learner, one.member);
+  }
+  std::size_t good = 0;  // sync members that are to stay
+  for (Member one : view_.sync) good += wanted(one.instance);
+  const auto lead = member_at(view_, goal_->primary);
+  for (Member one : view_.learners) {
+    const bool needed = one.instance == goal_->primary || (complete && good < host_.timing().sync_copies && wanted(one.instance));
+    if (needed && is_ready(one)) return want(Kind::promote_learner, one);
+  }
+  if (lead && !is_me(*lead)) {
+    if (in_sync(view_, *lead) && is_ready(*lead)) want(Kind::transfer, *lead);
+    return;
+  }
+  if (!lead || !complete) return;
+  if (good >= std::min(host_.timing().sync_copies, goal_->members.size()))
+    for (const Members* all : {&view_.learners, &view_.sync})
+      for (Member one : *all)
+        if (!wanted(one.instance)) return want(Kind::remove, one);
+  if (members == goal_->members.size()) goal_.reset();
+}
+
+std::optional<Member> Replica::choose_learner() const {
+  std::vector<std::uint32_t> racks;
+  for (const Members* members : {&view_.sync, &view_.learners})
+    for (Member one : *members) racks.push_back(host_.rack_of(one.instance));
+  std::optional<Member> best;
+  std::tuple<bool, bool, std::uint64_t> best_rank;
+  for (const Candidate& one : host_.candidates()) {
+    if (member_at(view_, one.member.instance)) continue;
+    const auto shunned = shunned_.find(one.member.instance);
+    const std::tuple rank(shunned != shunned_.end() && host_.now() < shunned->second,
+                          std::find(racks.begin(), racks.end(), one.rack) != racks.end(), lot(partition_, one.member.instance));
+    if (best && best_rank <= rank) continue;
+    best = one.member;
+    best_rank = rank;
+  }
+  return best;
+}
+
+}  // namespace zht::replication

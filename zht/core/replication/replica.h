@@ -1,0 +1,253 @@
+// One partition at one instance: its log as far as it matters here, its role in the current view, and what waits for an
+// entry to be committed. As the primary it orders entries and sends them; as a follower it takes them, makes them durable
+// and acknowledges; as neither it tries to come back. No clock, disk, thread or socket: the host has them.
+//
+// The three ways a position moves:
+//   end      applied to the tables and logged, here
+//   durable  past this instance's durability point
+//   commit   durable at the primary and at every sync member, so never to be taken back
+// What is shown to anyone outside waits until the entries it rests on are committed.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <span>
+#include <unordered_map>
+
+#include "novoht/base/random.h"
+#include "zht/core/replication/channel.h"
+#include "zht/core/replication/replica_store.h"
+
+namespace zht::replication {
+
+struct Timing {
+  base::Duration lease = std::chrono::milliseconds(200);   // a beacon that was answered lets reads be served this long
+  base::Duration grace = std::chrono::milliseconds(230);   // a follower hears nothing this long, then asks for the place;
+                                                           // more than lease times the worst drift between two clocks
+  base::Duration beacon = std::chrono::milliseconds(40);
+  base::Duration drop = std::chrono::milliseconds(150);    // the primary drops a sync member silent this long,
+                                                           // and a learner silent three times as long
+  base::Duration retry = std::chrono::milliseconds(60);    // what was not answered is said again
+  base::Duration shun = std::chrono::seconds(2);           // who fell out of a view is taken in last for this long
+  std::size_t copies = 3;                                  // members wanted, learners included
+  std::size_t sync_copies = 2;                             // members that have every acknowledged change: with fewer in
+                                                           // sync, changes wait until the primary has found another
+  std::size_t message_bytes = std::size_t{1} << 20;        // of entries in one message for one partition
+  std::size_t window = 4096;                               // entries sent and not acknowledged, for each follower
+  std::size_t tail_bytes = std::size_t{1} << 20;           // committed entries kept in memory for followers that lag
+};
+
+// An instance that could take a copy: lives, has room.
+struct Candidate {
+  Member member;
+  std::uint32_t rack = 0;
+};
+
+// Where a partition should be, as the balancer wishes: only a wish, carried out by the primary step by step.
+struct Goal {
+  InstanceId primary{0};
+  std::vector<InstanceId> members;  // the primary included
+  bool operator==(const Goal&) const = default;
+};
+
+// Something that waits to be shown: a reply, a watcher's news. `token` is the embedder's.
+struct Held {
+  std::uint64_t token = 0;
+  Version need = 0;    // not before this entry is committed
+  bool reads = false;  // it says what is, or is not: needs a lease or a confirmation too
+  base::Time after{};  // reads, set by hold(): a beacon later than this, answered by all, is a confirmation
+};
+
+// What a replica needs from its instance.
+class ReplicaHost {
+ public:
+  virtual ~ReplicaHost() = default;
+  virtual Member self() const = 0;
+  virtual const Timing& timing() const = 0;
+  virtual Defects defects() const = 0;
+  virtual base::Time now() const = 0;
+  virtual ReplicaStore& store() = 0;
+  virtual Channel& channel(Member peer) = 0;
+  virtual PeerMessage& message_to(InstanceId peer) = 0;  // of this round
+  virtual base::Time last_beacon() const = 0;            // the last stamp given out
+  virtual void want_beacon() = 0;                        // one at the end of this round
+  virtual void propose(PartitionId partition, const Change& change) = 0;
+  virtual std::span<const Candidate> candidates() const = 0;
+  virtual std::uint32_t rack_of(InstanceId instance) const = 0;
+  virtual void release(PartitionId partition, const Held& held, bool shown) = 0;
+  // For whoever checks the protocol; nothing depends on them.
+  virtual void on_promoted(PartitionId) {}
+  virtual void on_committed(PartitionId, Version /*first*/, Version /*last*/) {}
+  virtual void on_broken(PartitionId, std::string_view) {}
+};
+
+// One thread: the host's.
+class Replica {
+ public:
+  enum class Role : std::uint8_t { stranger, learner, sync, primary };
+
+  // Takes up the partition where the store, all of it durable, has it. `host` outlives it.
+  Replica(ReplicaHost& host, PartitionId partition);
+
+  // --- what it is ---
+  const View& view() const { return view_; }
+  Role role() const;
+  Version commit() const { return commit_; }
+  Version durable() const { return durable_; }
+  Position end() const { return end_; }
+  // The position of the entry with this number, where it is known: not before the last start or import.
+  std::optional<Position> position_of(Version sequence) const;
+  bool importing() const { return import_.has_value(); }
+  std::string story() const;  // all that matters of its state, in a line, for people
+
+  // --- as the primary ---
+  // Whether requests of `epoch` are served here.
+  bool serves(Epoch epoch) const;
+  // Applies and logs a change, and sends it with the round. `keys`: hashes of the keys it changes. no_space, io: nothing
+  // changed. Only while serves().
+  Result<Version> append(std::string payload, std::span<const std::uint64_t> keys);
+  // The last uncommitted entry that changed a key with this hash; 0: none. What is read of the key must wait for it.
+  Version need_of(std::uint64_t key) const;
+  void hold(Held held);
+  // Shows what may be shown. `host.now()` must be read after the values were.
+  void release();
+  void set_goal(std::optional<Goal> goal) { goal_ = std::move(goal); }
+
+  // --- any member: reads of what is committed, perhaps not the newest ---
+  bool reads_eventually() const;
+
+  // --- events ---
+  void adopt(const View& view);
+  void on_append(Member from, const Append& append);
+  void on_ack(Member from, const Ack& ack);
+  void on_piece(Member from, const SnapshotPiece& piece);
+  void on_piece_ack(Member from, const SnapshotAck& ack);
+  void on_standing(Member from, const Standing& standing);
+  void tick();
+  // Everything up to the entry that was last when `mark` was taken is durable.
+  void mark(std::uint64_t serial);
+  void on_durable(std::uint64_t serial);
+  // Puts entries, probes and acknowledgements into the round's messages.
+  void send();
+  // Whether something is under way that a later round will have to look at.
+  bool waits() const { return !marks_.empty() || !held_.empty(); }
+  // The host has failed: everything that waits is let go of.
+  void abandon() { let_go(); }
+  // Those who need this instance's beacons because of this partition.
+  const Members& peers() const { return peers_; }
+
+ private:
+  struct Follower {
+    Version next = 1, match = 0;
+    bool attached = false;        // it said that it follows, in this epoch
+    base::Time attached_after{};  // leases count from beacons later than this
+    base::Time since{};           // this record exists, or was last not attached
+    base::Time sent{};
+    Version commit = 0;           // what it knows to be committed
+    bool stuck = false, full = false;
+    Position resumed;  // the last hint that was followed
+    base::Time resumed_at{};
+    // A snapshot under way.
+    std::unique_ptr<SnapshotSource> snapshot;
+    std::uint64_t snapshot_id = 0, piece = 0;  // the id stays when it is done
+    bool piece_due = false;
+  };
+  struct Import {
+    Member from;
+    std::uint64_t id = 0, next = 0;
+  };
+  struct Alive {
+    Member member;
+    Standing standing;
+    base::Time at{};
+  };
+  struct Mark {
+    std::uint64_t serial;
+    Version end;
+    std::uint64_t rewinds;
+  };
+
+  bool broken(Defect defect) const { return host_.defects().has(defect); }
+  bool is_me(Member one) const { return one == host_.self(); }
+  bool follows(Member from, Epoch epoch) const;
+  Version first_in_memory() const { return end_.sequence - tail_.size() + 1; }
+  // Logs, applies; the entry is the next one.
+  Result<void> take(EntryPtr entry);
+  // Takes back every entry after `keep`. False: the store cannot.
+  bool truncate(Version keep);
+  void forget_log();
+  void trim_tail();
+  void advance(Version commit);
+  void try_commit();
+  template <typename Test>
+  bool all_of_mine(Test test) const;
+  // The oldest of the newest beacons that those who must have answered, have. The epoch of the clock: one has not.
+  base::Time granted() const;
+  void let_go();
+
+  void acknowledge();
+  void answer(Ack ack);
+  void ask_view(Member of);
+  void send_to(Member peer, Follower& follower);
+  void begin_snapshot(Member peer, Follower& follower);
+  void send_piece(Member peer, Follower& follower);
+  void resume(Follower& follower, const Ack& ack);
+  Version first_of_epoch(Version sequence) const;  // of the run that `sequence` lies in; base_ where it is not known
+  base::Time heard(Member peer, const Follower& follower) const;
+
+  void propose(const Change& change);
+  void tick_primary();
+  void tick_stranger();
+  void recover_together();
+  void want(Change::Kind kind, Member target);
+  bool is_ready(Member peer) const;  // attached, heard of late, and a round from the end at most
+  void want_goal();
+  std::optional<Member> choose_learner() const;
+  void continue_wish();
+
+  ReplicaHost& host_;
+  const PartitionId partition_;
+  View view_;
+
+  // The log. Positions are known from base_ on; entries are in memory from first_in_memory() on.
+  Position base_, end_;
+  std::vector<Position> runs_;  // the first entry of each epoch after base_
+  std::deque<EntryPtr> tail_;
+  std::size_t tail_bytes_ = 0;
+  Version durable_ = 0, commit_ = 0;
+  std::uint64_t rewinds_ = 0, rewinds_durable_ = 0;  // how often entries were taken back
+  std::deque<Mark> marks_;
+  ReplicaStore::Origin origin_;
+
+  // As the primary.
+  std::map<Member, Follower> followers_;
+  Members peers_;  // their names
+  std::unordered_map<std::uint64_t, Version> touched_;                   // by key hash, uncommitted only
+  std::deque<std::pair<Version, std::uint64_t>> touched_order_;
+  std::deque<Held> held_;
+  Position takeover_;     // see Append; committed up to there before anything is read
+  Change wish_;           // undecided; only a newer epoch settles it once it was proposed
+  bool wish_sent_ = false, full_ = false;
+  base::Time wished_at_{};
+  std::optional<Goal> goal_;
+  std::uint64_t next_snapshot_ = 1;
+  std::map<InstanceId, base::Time> shunned_;
+
+  // As a follower.
+  base::Time adopted_at_{};
+  bool deposing_ = false;
+  Version verified_ = 0;  // equal to the primary's log up to here, in this epoch
+  bool ack_due_ = false;
+  Version acked_ = 0;
+  bool cannot_write_ = false;
+  std::optional<Import> import_;
+  std::pair<Member, std::uint64_t> imported_;  // the last snapshot that was finished
+
+  // As a stranger, and in general.
+  std::map<InstanceId, Alive> standings_;
+  base::Time next_standing_{};
+  Change last_proposed_;
+  base::Time next_propose_{};
+};
+
+}  // namespace zht::replication

@@ -1,0 +1,57 @@
+// What the protocol needs of the store of an instance: for each partition a log of entries and the tables they make.
+//
+// An entry is applied to the tables the moment it is logged, before it is committed; for each uncommitted entry the store
+// keeps in memory what it replaced, so that it can be taken back. The alternative, tables that hold committed entries
+// only with the others laid over them, was weighed: every read and every evaluation would look in two places, each
+// change would be applied twice, and the common case, that an entry is committed a moment later, would pay for the rare
+// one. Taking back writes a record of its own that carries the restored states, so that opening the store after a crash
+// is a replay and needs no undo; a restarted replica that must take back entries it no longer has the undo of says so
+// and is sent a snapshot.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "zht/core/replication/peer_message.h"
+
+namespace zht::replication {
+
+// A partition as it was at one position, read in pieces while the original goes on changing.
+class SnapshotSource {
+ public:
+  virtual ~SnapshotSource() = default;
+  virtual Position at() const = 0;
+  virtual Result<std::string> read(std::uint64_t index) = 0;  // piece `index`; may be asked for again
+  virtual std::uint64_t count() const = 0;                    // of pieces; at least 1
+};
+
+// One thread.
+class ReplicaStore {
+ public:
+  virtual ~ReplicaStore() = default;
+
+  // Which incarnations a replica may speak for. Durable.
+  struct Origin {
+    std::uint64_t since = 0;  // the incarnation that began this log
+    std::uint64_t sure = 0;   // from this one on it has, by itself, all that it ever acknowledged
+  };
+  virtual Origin origin(PartitionId partition) const = 0;
+
+  virtual Position end(PartitionId partition) const = 0;   // of the last entry
+  virtual Version floor(PartitionId partition) const = 0;  // rewind() reaches back to here
+  // Logs and applies the entry after end(). no_space, io: nothing changed.
+  virtual Result<void> apply(PartitionId partition, const Entry& entry) = 0;
+  // Takes back every entry after `to`, which is at or above floor().
+  virtual Result<void> rewind(PartitionId partition, Position to) = 0;
+  // Entries up to `commit` will never be taken back.
+  virtual void settle(PartitionId partition, Version commit) = 0;
+
+  virtual Result<std::unique_ptr<SnapshotSource>> export_snapshot(PartitionId partition) = 0;
+  // Throws away what the partition holds, durably noting that `incarnation` begins its log anew: until end_import() has
+  // become durable the partition counts as lost.
+  virtual Result<void> begin_import(PartitionId partition, std::uint64_t incarnation) = 0;
+  virtual Result<void> import(PartitionId partition, Bytes piece) = 0;
+  virtual Result<void> end_import(PartitionId partition, Position at) = 0;
+};
+
+}  // namespace zht::replication

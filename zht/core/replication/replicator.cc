@@ -1,0 +1,183 @@
+#include "zht/core/replication/replicator.h"
+
+namespace zht::replication {
+namespace {
+
+constexpr std::uint32_t kMaxPartitions = 1 << 20;  // of what a message may name
+
+}  // namespace
+
+Replicator::Replicator(Member self, Timing timing, ReplicaStore& store, Defects defects, ReplicationObserver* observer)
+    : self_(self), timing_(timing), store_(store), defects_(defects), observer_(observer) {
+  CHECK(timing_.grace > timing_.lease, "a follower must be silent for longer than a lease lasts");
+}
+
+Replica* Replicator::find(PartitionId partition) {
+  const auto number = static_cast<std::uint32_t>(partition);
+  if (number >= replicas_.size() || !replicas_[number].replica) return nullptr;
+  activate(partition, replicas_[number]);
+  return replicas_[number].replica.get();
+}
+
+Replica& Replicator::get(PartitionId partition) {
+  const auto number = static_cast<std::uint32_t>(partition);
+  CHECK(number < kMaxPartitions);
+  if (number >= replicas_.size()) replicas_.resize(number + 1);
+  Slot& slot = replicas_[number];
+  if (!slot.replica) {
+    slot.replica = std::make_unique<Replica>(*this, partition);
+    partitions_.push_back(partition);
+  }
+  activate(partition, slot);
+  return *slot.replica;
+}
+
+void Replicator::activate(PartitionId partition, Slot& slot) {
+  if (slot.active) return;
+  slot.active = true;
+  active_.push_back(partition);
+}
+
+void Replicator::adopt(PartitionId partition, const View& view) {
+  if (failed_) return;
+  Replica* const known = find(partition);
+  if (known == nullptr && !member_at(view, self_.instance)) return;
+  get(partition).adopt(view);
+}
+
+void Replicator::set_goal(PartitionId partition, Goal goal) {
+  if (Replica* const replica = find(partition); replica != nullptr && replica->role() == Replica::Role::primary)
+    replica->set_goal(std::move(goal));
+}
+
+PeerMessage& Replicator::message_to(InstanceId peer) {
+  PeerMessage& message = messages_[peer];
+  message.from = self_;
+  message.to = peer;
+  return message;
+}
+
+std::uint32_t Replicator::rack_of(InstanceId instance) const {
+  const auto found = racks_.find(instance);
+  return found == racks_.end() ? 0 : found->second;
+}
+
+void Replicator::on_message(const PeerMessage& message) {
+  if (failed_ || message.to != self_.instance || message.from.instance == self_.instance) return;
+  Channel& channel = channels_[message.from];
+  channel.hear(now_);
+  if (message.beacon != base::Time{}) channel.on_beacon(message.beacon, message.seen);
+  if (message.answered != base::Time{} && message.answering == self_) channel.on_answer(message.answered, message.generation, message.departures);
+  for (const ViewNews& one : message.views) {
+    if (find(one.partition) != nullptr) news_.push_back(one);
+    adopt(one.partition, one.view);
+  }
+  for (const Append& one : message.appends)
+    if (static_cast<std::uint32_t>(one.partition) < kMaxPartitions) get(one.partition).on_append(message.from, one);
+  for (const Ack& one : message.acks)
+    if (Replica* const replica = find(one.partition)) replica->on_ack(message.from, one);
+  for (const SnapshotPiece& one : message.pieces)
+    if (Replica* const replica = find(one.partition)) replica->on_piece(message.from, one);
+  for (const SnapshotAck& one : message.piece_acks)
+    if (Replica* const replica = find(one.partition)) replica->on_piece_ack(message.from, one);
+  for (const Standing& one : message.standings)
+    if (Replica* const replica = find(one.partition)) replica->on_standing(message.from, one);
+}
+
+void Replicator::tick() {
+  if (!failed_) {
+    for (PartitionId partition : partitions_) get(partition).tick();
+    return;
+  }
+  if (now_ < next_farewell_) return;
+  next_farewell_ = now_ + timing_.retry;
+  for (PartitionId partition : partitions_) {
+    const View& view = get(partition).view();
+    if (is_member(view, self_)) wishes_.push_back({partition, {Change::Kind::exited, view.epoch, self_, self_, {}}});
+  }
+}
+
+std::uint64_t Replicator::mark() {
+  serial_++;
+  for (PartitionId partition : active_) {
+    Replica& replica = get(partition);
+    replica.mark(serial_);
+    if (!failed_ && replica.role() == Replica::Role::primary) replica.send();
+  }
+  return serial_;
+}
+
+void Replicator::durable(std::uint64_t mark, base::Time now) {
+  begin(now);
+  if (failed_) return;
+  for (PartitionId partition : active_) get(partition).on_durable(mark);
+}
+
+void Replicator::finish(base::Time now) {
+  begin(now);
+  if (failed_) return;
+  std::vector<PartitionId> busy;
+  for (PartitionId partition : active_) {
+    Replica& replica = get(partition);
+    if (replica.role() == Replica::Role::primary) replica.release();
+    replica.send();
+    if (replica.waits()) busy.push_back(partition);
+    else replicas_[static_cast<std::uint32_t>(partition)].active = false;
+  }
+  active_ = std::move(busy);
+  send_beacons();
+  for (auto& [peer, channel] : channels_)
+    if (channel.answer_due()) answer_beacon(peer, channel);
+}
+
+// Two incarnations of one instance may both wait for an answer, an old message that comes late from the dead one: it gets
+// none in the same round.
+void Replicator::answer_beacon(Member peer, Channel& channel) {
+  PeerMessage& message = message_to(peer.instance);
+  if (message.answered != base::Time{} && message.answering > peer) return;
+  message.answering = peer;
+  channel.answer(message);
+}
+
+void Replicator::send_beacons() {
+  // One on demand, for reads without a lease, but not a storm of them.
+  const bool due = now_ >= next_beacon_ || (beacon_wanted_ && now_ - last_beacon_ >= std::chrono::milliseconds(1));
+  if (!due) return;
+  std::set<Member> peers;
+  for (PartitionId partition : partitions_) {
+    const Members& more = replicas_[static_cast<std::uint32_t>(partition)].replica->peers();
+    peers.insert(more.begin(), more.end());
+  }
+  next_beacon_ = now_ + timing_.beacon;
+  beacon_wanted_ = false;
+  last_beacon_ = std::max(now_, last_beacon_ + base::Duration(1));
+  for (Member peer : peers) {
+    PeerMessage& message = message_to(peer.instance);
+    message.beacon = last_beacon_;
+    message.seen = channels_[peer].seen();
+  }
+}
+
+void Replicator::fail() {
+  failed_ = true;
+  messages_.clear();
+  for (PartitionId partition : partitions_) get(partition).abandon();
+}
+
+std::vector<PeerMessage> Replicator::take_messages() {
+  std::vector<PeerMessage> out;
+  for (auto& [peer, message] : std::exchange(messages_, {})) out.push_back(std::move(message));
+  return out;
+}
+
+void Replicator::on_promoted(PartitionId partition) {
+  if (observer_ != nullptr) observer_->on_promoted(self_, partition);
+}
+void Replicator::on_committed(PartitionId partition, Version first, Version last) {
+  if (observer_ != nullptr) observer_->on_committed(self_, partition, first, last);
+}
+void Replicator::on_broken(PartitionId partition, std::string_view what) {
+  if (observer_ != nullptr) observer_->on_broken(self_, partition, what);
+}
+
+}  // namespace zht::replication

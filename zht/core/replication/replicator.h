@@ -1,0 +1,129 @@
+// One instance's part in replication: its replicas, its channels to other instances, and one outgoing message for each of
+// them a round. Sans-IO: messages, the time and the news that the disk has come in; messages, releases and wishes for the
+// keepers go out.
+//
+//   replicator.begin(now);
+//   replicator.on_message(message);                 // any number, and requests: serves(), append(), hold()
+//   replicator.tick();                              // every 10 ms or so
+//   const auto mark = replicator.mark();
+//   send(replicator.take_messages());               // followers work while the own disk does
+//   write, and sync as the durability asks          // perhaps on another thread, while rounds go on
+//   replicator.durable(mark, clock.now());          // when it has
+//   replicator.finish(clock.now());                 // the time must be read after everything of the round was done
+//   send(replicator.take_messages());  show(replicator.take_released());  to_a_keeper(replicator.take_wishes());
+#pragma once
+
+#include <map>
+#include <memory>
+#include <set>
+
+#include "zht/core/replication/replica.h"
+
+namespace zht::replication {
+
+struct Released {
+  PartitionId partition{0};
+  std::uint64_t token = 0;
+  bool shown = false;  // false: deposed; the client must ask again, elsewhere
+};
+
+struct Wish {
+  PartitionId partition{0};
+  Change change;
+};
+
+// Told to tests, not to programs.
+class ReplicationObserver {
+ public:
+  virtual ~ReplicationObserver() = default;
+  virtual void on_promoted(Member, PartitionId) {}
+  virtual void on_committed(Member, PartitionId, Version /*first*/, Version /*last*/) {}
+  virtual void on_broken(Member, PartitionId, std::string_view) {}
+};
+
+// One thread.
+class Replicator final : public ReplicaHost {
+ public:
+  // `self`: with an incarnation that is durable and was never used before. `store`: opened and synced; outlives it.
+  Replicator(Member self, Timing timing, ReplicaStore& store, Defects defects = {}, ReplicationObserver* observer = nullptr);
+
+  Member self() const override { return self_; }
+  Replica* find(PartitionId partition);
+  Replica& get(PartitionId partition);  // made when absent: takes up what the store has
+  const std::vector<PartitionId>& partitions() const { return partitions_; }  // of which there is a replica here
+
+  // Who lives and has room, and where instances stand: told by the manager, now and then.
+  void set_candidates(std::vector<Candidate> candidates) { candidates_ = std::move(candidates); }
+  void set_racks(std::map<InstanceId, std::uint32_t> racks) { racks_ = std::move(racks); }
+
+  // A view this instance has or may soon have a part in. Others are not its concern.
+  void adopt(PartitionId partition, const View& view);
+  void set_goal(PartitionId partition, Goal goal);
+
+  void begin(base::Time now) { now_ = std::max(now_, now); }
+  void on_message(const PeerMessage& message);
+  void tick();
+  // Everything applied until now belongs to this mark. New entries are put into the messages.
+  std::uint64_t mark();
+  void durable(std::uint64_t mark, base::Time now);
+  void finish(base::Time now);
+
+  // The store failed: nothing here may be acknowledged any more, and what is not durable is not known. Silent from now on,
+  // but for the wish to be counted out of every view; the process should end.
+  void fail();
+  bool failed() const { return failed_; }
+
+  std::vector<PeerMessage> take_messages();
+  std::vector<Released> take_released() { return std::exchange(released_, {}); }
+  std::vector<Wish> take_wishes() { return std::exchange(wishes_, {}); }
+  // Views that other instances told of, for the manager to know too.
+  std::vector<ViewNews> take_news() { return std::exchange(news_, {}); }
+
+ private:
+  const Timing& timing() const override { return timing_; }
+  Defects defects() const override { return defects_; }
+  base::Time now() const override { return now_; }
+  ReplicaStore& store() override { return store_; }
+  Channel& channel(Member peer) override { return channels_[peer]; }
+  PeerMessage& message_to(InstanceId peer) override;
+  base::Time last_beacon() const override { return last_beacon_; }
+  void want_beacon() override { beacon_wanted_ = true; }
+  void propose(PartitionId partition, const Change& change) override { wishes_.push_back({partition, change}); }
+  std::span<const Candidate> candidates() const override { return candidates_; }
+  std::uint32_t rack_of(InstanceId instance) const override;
+  void release(PartitionId partition, const Held& held, bool shown) override { released_.push_back({partition, held.token, shown}); }
+  void on_promoted(PartitionId partition) override;
+  void on_committed(PartitionId partition, Version first, Version last) override;
+  void on_broken(PartitionId partition, std::string_view what) override;
+
+  void send_beacons();
+  void answer_beacon(Member peer, Channel& channel);
+
+  const Member self_;
+  const Timing timing_;
+  ReplicaStore& store_;
+  const Defects defects_;
+  ReplicationObserver* const observer_;
+  struct Slot {
+    std::unique_ptr<Replica> replica;
+    bool active = false;
+  };
+  void activate(PartitionId partition, Slot& slot);
+
+  std::vector<Slot> replicas_;           // by partition number
+  std::vector<PartitionId> partitions_;  // that have one
+  // Those with something to do before the next tick: a round costs nothing for the others.
+  std::vector<PartitionId> active_;
+  std::map<Member, Channel> channels_;
+  std::map<InstanceId, PeerMessage> messages_;
+  std::vector<Released> released_;
+  std::vector<Wish> wishes_;
+  std::vector<ViewNews> news_;
+  std::vector<Candidate> candidates_;
+  std::map<InstanceId, std::uint32_t> racks_;
+  base::Time now_{}, last_beacon_{}, next_beacon_{}, next_farewell_{};
+  std::uint64_t serial_ = 0;
+  bool beacon_wanted_ = false, failed_ = false;
+};
+
+}  // namespace zht::replication

@@ -1,0 +1,73 @@
+// Who holds a partition, and how that may change. A view is never edited: a Change names the epoch it applies to and
+// what it wants, and next_view() says what the next view would be, or that the change does not apply. Every keeper asks
+// the same function, so no opinion of a client, a manager or an instance can bend a view.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "zht/core/replication/defect.h"
+#include "zht/types.h"
+
+namespace zht::replication {
+
+// An instance in one of its lives. The incarnation grows, durably, at every start and before the instance says anything,
+// so that what an earlier life promised is never mistaken for a promise of this one.
+struct Member {
+  InstanceId instance{~std::uint32_t{0}};
+  std::uint64_t incarnation = 0;
+  auto operator<=>(const Member&) const = default;
+};
+using Members = std::vector<Member>;
+
+inline constexpr std::uint64_t number(Epoch epoch) { return static_cast<std::uint64_t>(epoch); }
+inline constexpr Epoch next(Epoch epoch) { return Epoch{number(epoch) + 1}; }
+
+struct View {
+  Epoch epoch{0};  // 0: no view is known
+  Member primary;
+  Members sync;      // the primary included: an acknowledged change is on all of them
+  Members learners;  // follow, waited for by nobody, never promoted to primary
+  bool operator==(const View&) const = default;
+};
+
+bool contains(const Members& members, Member one);
+bool in_sync(const View& view, Member one);
+bool is_member(const View& view, Member one);
+// The member of `view` that is this instance, in whatever incarnation.
+std::optional<Member> member_at(const View& view, InstanceId instance);
+
+struct Change {
+  enum class Kind : std::uint8_t {
+    none = 0,
+    promote,          // `who`, a sync member that has not heard its primary for the grace period, takes its place
+    remove,           // `who`, the primary, drops `target`
+    add_learner,      // `who`, the primary, takes `target` in
+    promote_learner,  // `who`, the primary, makes its learner `target` synchronous
+    transfer,         // `who`, the primary, hands over to its sync member `target`
+    rejoin,           // `target`, restarted with all it had, takes the place of its own earlier incarnation
+    exited,           // `target` has ended or fallen silent for good: no lease of its need be waited for
+    recover,          // all sync members have restarted: `group` is them now, `who` has the longest log and leads
+  };
+  Kind kind = Kind::none;
+  Epoch base{0};  // the epoch it applies to: compare and swap
+  Member who, target;
+  Members group;
+  bool operator==(const Change&) const = default;
+};
+std::string_view name_of(Change::Kind kind);
+
+// The view that `change` makes of `view`; nothing when it does not apply. A view's sync is never empty and always holds
+// its primary; an instance is in a view once.
+std::optional<View> next_view(const View& view, const Change& change, Defects defects = {});
+
+// "7: 3.1* 4.1 | 5.2": epoch, then sync members as instance.incarnation with a star at the primary, then learners.
+std::string to_string(const View& view);
+
+void encode(std::string& out, const View& view);
+View decode_view(base::Reader& reader);  // check reader.ok() afterwards
+
+}  // namespace zht::replication
