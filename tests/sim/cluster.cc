@@ -1,0 +1,1041 @@
+#include "tests/sim/cluster.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdarg>
+#include <cstdio>
+#include <deque>
+#include <functional>
+#include <queue>
+#include <variant>
+
+#include "novoht/base/memory_files.h"
+#include "zht/core/replication/manager.h"
+
+namespace zht::sim {
+namespace {
+
+using namespace replication;
+
+constexpr Micros ms = 1000, sec = 1000 * ms;
+constexpr int kNodes = 6, kSeeds = 4, kKeepers = 3, kClients = 6;  // nodes past the first kSeeds join later
+constexpr int kClientBase = 100, kReader = kClientBase + kClients;
+constexpr const char* kKeys[] = {"a", "b", "c", "x"};
+
+struct GetViews {};
+struct Views {
+  std::vector<View> views;
+};
+using Packet = std::variant<PeerMessage, ManagerMessage, Request, Reply, GetViews, Views>;
+using PacketPtr = std::shared_ptr<const Packet>;
+
+enum class Fault : std::uint8_t {
+  crash_primary, power_primary, power_many, isolate, split, one_way, peers_only, pause, slow_network, slow_disk, move, ragged,
+  full_disk, failing_disk, come_and_go, count
+};
+
+std::uint64_t hash_of(const std::string& key) { return std::hash<std::string>()(key); }
+
+class Cluster;
+
+// A register store that does not wait for the disk.
+class UnsyncedRegisters final : public RegisterStore {
+ public:
+  UnsyncedRegisters(novoht::Store& store) : store_(store), real_(store, novoht::TableId{0}) {}
+  Result<void> save(std::span<const Item> items) override {
+    if (++saves_ % 50 == 0) return real_.save(items);  // sooner or later the disk has it
+    for (const Item& item : items) last_[static_cast<std::uint32_t>(item.partition)] = *item.state;
+    return {};
+  }
+
+ private:
+  novoht::Store& store_;
+  StoredRegisters real_;
+  std::map<std::uint32_t, Register> last_;
+  std::uint64_t saves_ = 0;
+};
+
+class Node final : public ReplicationObserver {
+ public:
+  Node(Cluster& world, int id);
+  void start();
+  void stop(bool power);
+  void deliver(int from, const PacketPtr& packet);
+  void set_goal(PartitionId partition, const Goal& goal);
+  Micros local(Micros now) const { return offset_ + static_cast<Micros>(static_cast<double>(now) * rate_); }
+
+  bool up = false, powered = true, known = false, leaving = false;
+  Micros paused_until = 0;
+  base::MemoryFiles disk;
+  std::uint64_t incarnation = 1;
+  std::unique_ptr<SimStore> store;
+  std::unique_ptr<Replicator> replicator;
+  std::unique_ptr<Manager> manager;
+  std::unique_ptr<Keeper> keeper;
+
+ private:
+  // What is remembered of requests of one epoch of one partition, and who waits for a key.
+  struct Serving {
+    Epoch epoch{0};
+    std::map<std::pair<std::uint64_t, std::uint64_t>, std::pair<Reply, Version>> refused;
+    std::map<std::uint64_t, std::uint64_t> floors;
+    struct Watch {
+      int client;
+      Request request;
+    };
+    std::vector<Watch> watches;
+  };
+  struct Waiting {
+    int client;
+    Reply reply;
+  };
+
+  base::Time now() const;
+  void round(const std::function<void()>& work);
+  void finish(base::Time at);
+  void sync_soon();
+  void tick();
+  void after_round();
+  void fail();
+  void on_request(int from, const Request& request);
+  Serving& serving(std::uint32_t partition, Replica& replica);
+  void hold(Replica& replica, int client, const Reply& reply, Version need, bool reads);
+  void wake(std::uint32_t partition, Replica& replica, const std::string& key, Version version);
+  void reply_retry(int to, const Request& request);
+
+  void on_promoted(Member, PartitionId partition) override;
+  void on_committed(Member, PartitionId partition, Version first, Version last) override;
+  void on_broken(Member, PartitionId, std::string_view what) override;
+
+  Cluster& world_;
+  const int id_;
+  std::uint64_t life_ = 0;  // to tell events of an earlier process
+  double rate_ = 1;
+  Micros offset_ = 0;
+  std::unique_ptr<novoht::Store> registers_;
+  std::unique_ptr<RegisterStore> register_store_;
+  std::map<std::uint32_t, Serving> serving_;
+  std::map<std::uint64_t, Waiting> waiting_;
+  std::uint64_t next_token_ = 1;
+  bool syncing_ = false, finish_later_ = false;
+  std::uint64_t marked_ = 0, unsynced_ = 0;
+};
+
+class Client {
+ public:
+  Client(Cluster& world, int id, bool reader) : world_(world), id_(id), reader_(reader) {}
+  void next();
+  void on(const Packet& packet);
+  void read_all();
+  bool finished = false;
+  double read_bias = 0, watch_bias = 0;
+  std::vector<View> views;
+
+ private:
+  void post();
+  void give_up();
+  Micros patience() const { return reader_ ? 25 * sec : 2500 * ms; }
+  View& view() { return views[request_.partition]; }
+
+  Cluster& world_;
+  const int id_;
+  const bool reader_;
+  bool busy_ = false;
+  std::uint64_t sequence_ = 0, timer_ = 0;
+  Request request_;
+  Micros began_ = 0;
+  std::size_t call_ = 0;
+  std::vector<std::pair<std::uint32_t, std::string>> todo_;
+  std::map<std::pair<std::uint32_t, std::string>, std::pair<std::optional<std::string>, Version>> seen_;
+};
+
+class Cluster {
+ public:
+  Cluster(std::uint64_t seed, const RunOptions& run);
+  RunResult run();
+
+  void at(Micros when, std::function<void()> what) { events_.push({std::max(when, now), order_++, std::move(what)}); }
+  void send(int from, int to, Packet packet);
+  void learned(PartitionId partition, const View& view);
+  void crash_point(int node);
+  void say(const char* format, ...) __attribute__((format(printf, 2, 3)));
+  void bad(const char* kind, std::string text) { result.violations.push_back({kind, std::move(text)}); }
+  void answered();
+  void tell(int from, int to, const Packet& packet);
+  View& latest(std::uint32_t partition) { return latest_[partition]; }
+  static std::string name(int node) { return "n" + std::to_string(node); }
+
+  base::Random random;
+  const RunOptions options;
+  RunResult result;
+  History history;
+  Micros now = 0, work_until = 0, stop_faults = 0;
+  Timing timing;
+  bool always = true;  // durability: else what was written is acknowledged, and power never fails
+  std::uint32_t partition_count = 1;
+  std::vector<View> first;
+  std::vector<int> seeds;
+  bool slow_disk = false;
+  double round_pause = 0;
+  std::deque<Node> nodes;
+  std::deque<Client> clients;
+
+ private:
+  struct Event {
+    Micros at;
+    std::uint64_t order;
+    std::function<void()> run;
+    bool operator<(const Event& other) const { return at != other.at ? at > other.at : order > other.order; }
+  };
+  using Links = std::set<std::pair<int, int>>;
+
+  void fault();
+  void crash(int node, bool power);
+  void reaped(Member who, int times);
+  void restart(int node);
+  void rot(int node);
+  void cut(Links links, Micros hold);
+  void split(const std::set<int>& side, Micros hold, bool clients_too);
+  void move_something();
+  void come_or_go();
+  void heal();
+  void judge();
+
+  std::priority_queue<Event> events_;
+  std::uint64_t order_ = 0;
+  double loss_ = 0, repeat_ = 0, crash_point_ = 0, pace_ = 1;
+  Micros tail_ = 0, slow_until_ = 0, last_answer_ = 0;
+  bool rot_allowed_ = false, power_ = false;
+  std::array<int, static_cast<std::size_t>(Fault::count)> weights_{};
+  std::map<std::pair<int, int>, int> cut_;
+  std::map<int, std::uint64_t> rotten_;  // node -> the incarnation whose log was damaged
+  std::vector<View> latest_;
+  std::map<std::pair<std::uint32_t, std::uint64_t>, View> decided_;
+};
+
+Micros between(base::Random& random, Micros a, Micros b) { return a + static_cast<Micros>(random.below(static_cast<std::uint64_t>(b - a + 1))); }
+
+// --- a node ---
+
+Node::Node(Cluster& world, int id) : world_(world), id_(id) {
+  rate_ = 1 + (world.random.unit() * 2 - 1) * 0.05;
+  offset_ = between(world.random, 1 * sec, 1000 * sec);
+  known = id < kSeeds;
+}
+
+base::Time Node::now() const { return base::Time(std::chrono::microseconds(local(world_.now))); }
+
+void Node::start() {
+  const Defects defects = world_.options.defects;
+  up = powered = true;
+  life_++;
+  syncing_ = finish_later_ = false;
+  marked_ = unsynced_ = 0;
+  store = std::make_unique<SimStore>(disk, incarnation, defects);
+  const SimStore::Opened& opened = store->opened();
+  world_.say("start n%d.%llu with %zu entries%s%s", id_, static_cast<unsigned long long>(incarnation), opened.entries,
+             opened.torn ? ", torn" : "", opened.damaged ? ", DAMAGED" : "");
+  const Member self{InstanceId{static_cast<std::uint32_t>(id_)}, incarnation};
+  replicator = std::make_unique<Replicator>(self, world_.timing, *store, defects, this);
+  replicator->begin(now());
+  std::vector<View> views = world_.first;
+  if (incarnation > 1 && !defects.has(Defect::same_incarnation)) views.assign(views.size(), View{});
+  ManagerOptions options;
+  options.self = NodeId{static_cast<std::uint64_t>(id_)};
+  for (int i = 0; i < kKeepers; i++) options.keepers.push_back(NodeId{static_cast<std::uint64_t>(i)});
+  options.balancing.copies = world_.timing.copies;
+  options.balances = world_.partition_count > 1;
+  std::vector<NodeId> peers;
+  for (int i = 0; i < kSeeds; i++) peers.push_back(NodeId{static_cast<std::uint64_t>(i)});
+  NodeInfo info{options.self, incarnation << 32, {self}, static_cast<std::uint32_t>(id_ % 3), !store->full(), leaving};
+  manager = std::make_unique<Manager>(options, info, views, peers, world_.random.next());
+  if (id_ < kKeepers) {
+    novoht::Options store_options;
+    store_options.segment_size = 1 << 16;
+    auto opened_registers = novoht::Store::open(disk, "keeper", store_options);
+    CHECK(opened_registers.has_value(), opened_registers ? "" : opened_registers.error().message);
+    registers_ = *std::move(opened_registers);
+    std::vector<Register> registers;
+    for (const View& view : world_.first) registers.push_back({view, {}, {}, {}});
+    CHECK(StoredRegisters(*registers_, novoht::TableId{0}).load(registers).has_value());
+    if (defects.has(Defect::keeper_amnesia))
+      for (Register& one : registers) one = {one.current, {}, {}, {}};
+    if (defects.has(Defect::keeper_unsynced)) register_store_ = std::make_unique<UnsyncedRegisters>(*registers_);
+    else register_store_ = std::make_unique<StoredRegisters>(*registers_, novoht::TableId{0});
+    keeper = std::make_unique<Keeper>(KeeperOptions{options.self, options.keepers, std::chrono::milliseconds(30), defects},
+                                      std::move(registers), *register_store_, world_.random.next());
+    for (std::uint32_t p = 0; p < world_.partition_count; p++) manager->adopt(PartitionId{p}, keeper->view(PartitionId{p}));
+  }
+  for (std::uint32_t p = 0; p < world_.partition_count; p++) replicator->adopt(PartitionId{p}, manager->view(PartitionId{p}));
+  tick();
+}
+
+void Node::stop(bool power) {
+  up = false;
+  life_++;
+  replicator.reset();
+  keeper.reset();
+  manager.reset();
+  register_store_.reset();
+  store.reset();
+  serving_.clear();
+  waiting_.clear();
+  registers_.reset();
+  powered = !power && world_.options.scenario != RunOptions::Scenario::node_dies;
+  if (power) disk.crash(world_.random);
+  else disk.kill();
+}
+
+void Node::tick() {
+  if (!up) return;
+  if (world_.now >= paused_until) {
+    round([this] {
+      NodeInfo& info = manager->self();
+      info.room = !store->full();
+      info.leaving = leaving;
+      manager->tick(now());
+      replicator->set_candidates(manager->candidates(now()));
+      replicator->set_racks(manager->racks());
+      if (keeper) keeper->tick(now());
+      replicator->tick();
+    });
+  }
+  const Micros next = std::max(world_.now + between(world_.random, 8 * ms, 12 * ms), paused_until);
+  world_.at(next, [this, life = life_] { if (life == life_) tick(); });
+}
+
+void Node::deliver(int from, const PacketPtr& packet) {
+  if (!up) {  // where the machine still runs, its kernel says that nobody listens
+    const auto* request = std::get_if<Request>(packet.get());
+    if (request != nullptr && powered) world_.send(id_, from, Reply{request->client, request->sequence, request->epoch, Status::retry, {}, 0});
+    return;
+  }
+  if (world_.now < paused_until) {  // a stopped process finds its mail when it wakes
+    world_.at(paused_until + between(world_.random, 0, 500), [this, from, packet, life = life_] { if (life == life_) deliver(from, packet); });
+    return;
+  }
+  round([&] {
+    if (const auto* message = std::get_if<PeerMessage>(packet.get())) replicator->on_message(*message);
+    if (const auto* request = std::get_if<Request>(packet.get())) on_request(from, *request);
+    if (std::holds_alternative<GetViews>(*packet)) world_.send(id_, from, Views{manager->views()});
+    if (const auto* message = std::get_if<ManagerMessage>(packet.get())) {
+      manager->on_message(*message, now());
+      if (keeper) keeper->on(message->from, message->keeper, now());
+    }
+  });
+}
+
+// One round of a node's event loop: what came, then the disk, then what may be said.
+void Node::round(const std::function<void()>& work) {
+  const base::Time begun = now();
+  replicator->begin(begun);
+  work();
+  if (!up) return;
+  marked_ = replicator->mark();
+  if (!replicator->failed() && !store->flush()) return fail();
+  if (!world_.always) replicator->durable(marked_, now());
+  else if (store->dirty()) {
+    unsynced_ = marked_;
+    if (!syncing_) sync_soon();
+  }
+  if (finish_later_) return;
+  const bool stall = world_.round_pause > 0 && world_.now < world_.stop_faults && world_.random.chance(world_.round_pause);
+  if (!stall) return finish(now());
+  // The process is stopped between its work and its answers.
+  finish_later_ = true;
+  const Micros until = world_.now + between(world_.random, 50 * ms, 900 * ms);
+  paused_until = std::max(paused_until, until);
+  const bool stale = world_.options.defects.has(Defect::lease_before_value);
+  world_.at(paused_until, [this, life = life_, begun, stale] {
+    if (life != life_) return;
+    finish_later_ = false;
+    finish(stale ? begun : now());
+  });
+}
+
+void Node::sync_soon() {
+  syncing_ = true;
+  const Micros when = world_.now + between(world_.random, 50, world_.slow_disk ? 60 * ms : 1500);
+  world_.at(when, [this, life = life_, mark = marked_] {
+    if (life != life_) return;
+    syncing_ = false;
+    if (!store->sync()) return fail();
+    replicator->durable(mark, now());
+    if (unsynced_ > mark) sync_soon();
+    // What was written is acknowledged when the process runs again.
+    if (!finish_later_ && world_.now >= paused_until) finish(now());
+    world_.crash_point(id_);
+  });
+}
+
+void Node::fail() {
+  if (replicator->failed()) return;
+  world_.say("disk of n%d failed", id_);
+  replicator->fail();
+  after_round();
+}
+
+void Node::finish(base::Time at) {
+  replicator->finish(at);
+  after_round();
+}
+
+void Node::after_round() {
+  for (PeerMessage& message : replicator->take_messages()) {
+    const int to = static_cast<int>(static_cast<std::uint32_t>(message.to));
+    for (const SnapshotPiece& piece : message.pieces) world_.result.snapshots += piece.last;
+    world_.send(id_, to, std::move(message));
+  }
+  for (const Released& one : replicator->take_released()) {
+    const auto found = waiting_.find(one.token);
+    Waiting waiting = std::move(found->second);
+    waiting_.erase(found);
+    if (!one.shown) waiting.reply.status = Status::retry;
+    world_.send(id_, waiting.client, waiting.reply);
+  }
+  for (const Wish& wish : replicator->take_wishes()) {
+    manager->wish(wish);
+  }
+  for (const ViewNews& one : replicator->take_news()) manager->adopt(one.partition, one.view);
+  for (int i = 0; i < 3; i++) {  // what one of them says may be news to another
+    for (const Placed& one : manager->take_goals()) replicator->set_goal(one.partition, one.goal);
+    for (PartitionId partition : manager->take_news()) {
+      const View view = manager->view(partition);
+      world_.learned(partition, view);
+      replicator->adopt(partition, view);
+      if (!keeper) continue;
+      KeeperMessage news;
+      news.kind = KeeperMessage::Kind::view;
+      news.partition = partition;
+      news.view = view;
+      keeper->on(NodeId{static_cast<std::uint64_t>(id_)}, std::array{news}, now());
+    }
+    if (!keeper) continue;
+    auto sends = keeper->end_round(now());
+    if (!sends) return;  // it can promise nothing more
+    for (KeeperSend& send : *sends) {
+      ManagerMessage message;
+      message.from = NodeId{static_cast<std::uint64_t>(id_)};
+      message.to = send.to;
+      message.keeper = std::move(send.messages);
+      world_.send(id_, static_cast<int>(send.to), std::move(message));
+    }
+    for (PartitionId partition : keeper->take_news()) {
+      manager->adopt(partition, keeper->view(partition));
+      manager->broadcast(partition);
+    }
+  }
+  for (ManagerMessage& message : manager->take_messages()) {
+    const int to = static_cast<int>(message.to);
+    world_.send(id_, to, std::move(message));
+  }
+  // Who waits for a key at someone who no longer leads is sent away.
+  for (auto& [partition, serving] : serving_) {
+    Replica* const replica = replicator->find(PartitionId{partition});
+    if (replica != nullptr && replica->role() == Replica::Role::primary && replica->view().epoch == serving.epoch) continue;
+    for (const Serving::Watch& watch : std::exchange(serving.watches, {})) reply_retry(watch.client, watch.request);
+  }
+}
+
+void Node::set_goal(PartitionId partition, const Goal& goal) {
+  round([&] { replicator->set_goal(partition, goal); });
+}
+
+// --- a node, serving requests ---
+
+void Node::reply_retry(int to, const Request& request) {
+  Reply reply{request.client, request.sequence, request.epoch, Status::retry, {}, 0};
+  world_.send(id_, to, reply);
+  world_.send(id_, to, Views{manager->views()});
+}
+
+Node::Serving& Node::serving(std::uint32_t partition, Replica& replica) {
+  Serving& mine = serving_[partition];
+  if (mine.epoch != replica.view().epoch) {
+    for (const Serving::Watch& watch : mine.watches) reply_retry(watch.client, watch.request);
+    mine = {};
+    mine.epoch = replica.view().epoch;
+  }
+  return mine;
+}
+
+void Node::hold(Replica& replica, int client, const Reply& reply, Version need, bool reads) {
+  const std::uint64_t token = next_token_++;
+  waiting_[token] = {client, reply};
+  replica.hold({token, need, reads, {}});
+}
+
+void Node::on_request(int from, const Request& request) {
+  const Defects defects = world_.options.defects;
+  Replica* const replica = replicator->find(PartitionId{request.partition});
+  if (replica == nullptr || !replica->serves(request.epoch) || replicator->failed()) return reply_retry(from, request);
+  Serving& mine = serving(request.partition, *replica);
+  PartitionTable& table = store->table(PartitionId{request.partition});
+  const auto found = table.cells.find(request.key);
+  const Cell cell = found == table.cells.end() ? Cell{} : found->second;
+  const Version need = replica->need_of(hash_of(request.key));
+  Reply reply{request.client, request.sequence, request.epoch, Status::ok, cell.value, cell.version};
+
+  if (!request.changes()) {
+    reply.status = cell.value ? Status::ok : Status::not_found;
+    if (request.verb == Verb::lookup || cell.version > request.after) return hold(*replica, from, reply, need, true);
+    mine.watches.push_back({from, request});
+    return;
+  }
+  // What was refused leaves no trace in the log: it is remembered for this epoch, and requests of an older one are turned
+  // away above; so no late copy of a refused request can succeed.
+  std::uint64_t& floor = mine.floors[request.client];
+  floor = std::max(floor, request.floor);
+  if (!defects.has(Defect::no_retry_table)) {
+    if (!defects.has(Defect::forget_refusals)) {
+      if (request.sequence <= floor) {
+        reply.status = Status::expired;
+        return hold(*replica, from, reply, 0, false);
+      }
+      if (const auto refused = mine.refused.find({request.client, request.sequence}); refused != mine.refused.end()) {
+        Reply again = refused->second.first;
+        again.epoch = request.epoch;
+        return hold(*replica, from, again, refused->second.second, true);
+      }
+    }
+    const auto session = table.sessions.find(request.client);
+    if (session != table.sessions.end()) {
+      if (request.sequence <= session->second.floor) {
+        reply.status = Status::expired;
+        return hold(*replica, from, reply, 0, false);
+      }
+      if (const auto result = session->second.results.find(request.sequence); result != session->second.results.end()) {
+        reply.version = result->second;
+        reply.value.reset();
+        return hold(*replica, from, reply, reply.version, false);
+      }
+    }
+  }
+  if (request.verb == Verb::remove && !cell.value) reply.status = Status::not_found;
+  if (request.verb == Verb::cswap && cell.value != request.expected) reply.status = Status::mismatch;
+  if (reply.status != Status::ok) {
+    mine.refused[{request.client, request.sequence}] = {reply, need};
+    return hold(*replica, from, reply, need, true);
+  }
+  Resolved change{Resolved::Kind::insert, request.key, request.value, request.client, request.sequence, request.floor};
+  if (request.verb == Verb::append) change.kind = Resolved::Kind::append;
+  if (request.verb == Verb::remove) change.kind = Resolved::Kind::remove;
+  const auto version = replica->append(encode(change), std::array{hash_of(request.key)});
+  reply.value.reset();
+  if (!version) {
+    reply.status = Status::full;
+    return hold(*replica, from, reply, 0, false);
+  }
+  reply.version = *version;
+  hold(*replica, from, reply, *version, false);
+  wake(request.partition, *replica, request.key, *version);
+}
+
+void Node::wake(std::uint32_t partition, Replica& replica, const std::string& key, Version version) {
+  Serving& mine = serving(partition, replica);
+  const Cell& cell = store->table(PartitionId{partition}).cells.at(key);
+  std::vector<Serving::Watch> others;
+  for (Serving::Watch& watch : mine.watches) {
+    if (watch.request.key != key || version <= watch.request.after) {
+      others.push_back(std::move(watch));
+      continue;
+    }
+    Reply reply{watch.request.client, watch.request.sequence, watch.request.epoch, cell.value ? Status::ok : Status::not_found, cell.value, version};
+    if (world_.options.defects.has(Defect::wake_uncommitted)) world_.send(id_, watch.client, reply);
+    else hold(replica, watch.client, reply, version, false);
+  }
+  mine.watches = std::move(others);
+}
+
+void Node::on_promoted(Member, PartitionId partition) {
+  world_.say("n%d leads partition %u with %s", id_, static_cast<unsigned>(partition), replicator->get(partition).story().c_str());
+  // One that learns late of a view that is over leads nobody: it will find neither lease nor acknowledgement.
+  if (manager == nullptr || replicator->get(partition).view().epoch < world_.latest(static_cast<std::uint32_t>(partition)).epoch) return;
+  world_.history.promoted(static_cast<std::uint32_t>(partition), store->table(partition).log, Cluster::name(id_));
+}
+
+void Node::on_committed(Member, PartitionId partition, Version first_version, Version last) {
+  const PartitionTable& table = store->table(partition);
+  const Replica& replica = replicator->get(partition);
+  if (replica.role() == Replica::Role::primary && replica.view().sync.size() < world_.timing.sync_copies)
+    world_.bad("committed with too few copies", Cluster::name(id_) + " entry " + std::to_string(last));
+  for (Version v = first_version; v <= last; v++)
+    world_.history.committed(static_cast<std::uint32_t>(partition), table.log[v - 1], Cluster::name(id_));
+}
+
+void Node::on_broken(Member, PartitionId, std::string_view what) { world_.bad("broken inside", Cluster::name(id_) + ": " + std::string(what)); }
+
+// --- a client ---
+
+void Client::next() {
+  if (busy_ || (!reader_ && world_.now > world_.work_until)) return;
+  base::Random& random = world_.random;
+  request_ = {};
+  if (reader_) {
+    if (todo_.empty()) {
+      finished = true;
+      return;
+    }
+    std::tie(request_.partition, request_.key) = todo_.back();
+    todo_.pop_back();
+  } else {
+    request_.partition = static_cast<std::uint32_t>(random.below(world_.partition_count));
+    request_.key = kKeys[random.below(std::size(kKeys))];
+    if (random.chance(watch_bias)) request_.verb = Verb::watch;
+    else if (random.chance(read_bias)) request_.verb = Verb::lookup;  // who never writes stays with a deposed primary
+    else if (request_.key == "a" || request_.key == "b") request_.verb = random.chance(0.5) ? Verb::append : Verb::lookup;
+    else request_.verb = std::array{Verb::lookup, Verb::lookup, Verb::insert, Verb::remove, Verb::cswap, Verb::cswap}[random.below(6)];
+    request_.value = std::to_string(id_) + "." + std::to_string(sequence_ + 1) + ";";
+    const auto& seen = seen_[{request_.partition, request_.key}];
+    if (request_.verb == Verb::cswap) request_.expected = seen.first;
+    if (request_.verb == Verb::watch) request_.after = seen.second;
+  }
+  request_.client = static_cast<std::uint64_t>(id_);
+  request_.sequence = ++sequence_;
+  request_.floor = sequence_ - 1;
+  busy_ = true;
+  began_ = world_.now;
+  call_ = world_.history.called(request_, world_.now);
+  world_.result.operations++;
+  post();
+}
+
+void Client::post() {
+  request_.epoch = view().epoch;
+  world_.send(id_, static_cast<int>(static_cast<std::uint32_t>(view().primary.instance)), request_);
+  const std::uint64_t timer = ++timer_;
+  world_.at(world_.now + 120 * ms + between(world_.random, 0, 60 * ms), [this, timer] {
+    if (timer != timer_ || !busy_) return;
+    if (world_.now - began_ > patience()) return give_up();
+    world_.send(id_, static_cast<int>(world_.random.below(kNodes)), GetViews{});
+    post();
+  });
+}
+
+void Client::give_up() {
+  world_.result.given_up++;
+  busy_ = false;
+  ++timer_;
+  world_.at(world_.now + 5 * ms, [this] { next(); });
+}
+
+void Client::on(const Packet& packet) {
+  if (const auto* news = std::get_if<Views>(&packet))
+    for (std::uint32_t p = 0; p < views.size(); p++)
+      if (news->views[p].epoch > views[p].epoch) views[p] = news->views[p];
+  const auto* reply = std::get_if<Reply>(&packet);
+  if (reply == nullptr || !busy_ || reply->sequence != request_.sequence) return;
+  if (reply->status == Status::retry || reply->status == Status::full) {
+    if (reply->epoch != request_.epoch) return;
+    const std::uint64_t timer = ++timer_;
+    world_.send(id_, static_cast<int>(world_.random.below(kNodes)), GetViews{});
+    world_.at(world_.now + between(world_.random, 2 * ms, 15 * ms), [this, timer] {
+      if (timer != timer_ || !busy_) return;
+      if (world_.now - began_ > patience()) give_up();
+      else post();
+    });
+    return;
+  }
+  // It was asked again in a newer epoch, where the old refusal is not remembered: only an answer from there counts.
+  const bool refusal = request_.changes() && reply->status != Status::ok;
+  if (refusal && reply->epoch < request_.epoch && !world_.options.defects.has(Defect::trust_old_refusal)) return;
+  busy_ = false;
+  ++timer_;
+  world_.history.returned(call_, *reply, world_.now);
+  if (world_.options.messages)
+    world_.say("c%d: request %llu, verb %d on %s of %u: status %d, version %llu, asked in %llu", id_,
+               static_cast<unsigned long long>(request_.sequence), static_cast<int>(request_.verb), request_.key.c_str(), request_.partition,
+               static_cast<int>(reply->status), static_cast<unsigned long long>(reply->version), static_cast<unsigned long long>(reply->epoch));
+  world_.answered();
+  auto& seen = seen_[{request_.partition, request_.key}];
+  if (!request_.changes() || reply->status == Status::mismatch) seen.first = reply->value;
+  if (request_.verb == Verb::cswap && reply->status == Status::ok) seen.first = request_.value;
+  seen.second = std::max(seen.second, reply->version);
+  world_.at(world_.now + between(world_.random, 0, 8 * ms), [this] { next(); });
+}
+
+void Client::read_all() {
+  for (std::uint32_t p = 0; p < world_.partition_count; p++)
+    for (const char* key : kKeys) todo_.emplace_back(p, key);
+  for (std::uint32_t p = 0; p < world_.partition_count; p++) views[p] = world_.latest(p);
+  next();
+}
+
+// --- the world ---
+
+Cluster::Cluster(std::uint64_t seed, const RunOptions& run) : random(seed * 2 + 1), options(run), history(result.violations) {
+  const auto pick = [&](auto... choices) { return std::array{choices...}[random.below(sizeof...(choices))]; };
+  partition_count = static_cast<std::uint32_t>(pick(1, 1, 2, 3));
+  timing.copies = static_cast<std::size_t>(pick(3, 3, 3, 4));
+  timing.sync_copies = static_cast<std::size_t>(pick(2, 2, 2, 2, 2, 3, 3, 1));
+  timing.tail_bytes = static_cast<std::size_t>(pick(1 << 10, 1 << 14, 1 << 20));
+  timing.message_bytes = static_cast<std::size_t>(pick(200, 4096, 1 << 20));
+  if (options.scenario != RunOptions::Scenario::faults) timing = Timing{};
+  for (std::uint32_t p = 0; p < partition_count; p++) {
+    View view;
+    view.epoch = Epoch{1};
+    for (std::uint32_t i = 0; i < 3; i++) {
+      const Member one{InstanceId{(p + i) % kSeeds}, 1};
+      if (i == 0) view.primary = one;
+      (i < timing.sync_copies ? view.sync : view.learners).push_back(one);
+    }
+    first.push_back(view);
+    decided_[{p, 1}] = view;
+  }
+  latest_ = first;
+  loss_ = random.chance(0.5) ? 0 : random.unit() * 0.05;
+  repeat_ = random.chance(0.5) ? 0 : random.unit() * 0.05;
+  tail_ = between(random, 200, 4000);
+  rot_allowed_ = random.chance(0.3);
+  always = random.chance(0.8);
+  power_ = always && random.chance(0.7);
+  round_pause = random.chance(0.4) ? 0.0005 * random.unit() : 0;
+  // Each seed leaves some faults out and overdoes others.
+  for (int& weight : weights_) weight = pick(0, 0, 1, 1, 3);
+  weights_[random.below(weights_.size())] += 2;
+  crash_point_ = random.chance(0.3) ? 0.01 * random.unit() : 0;
+  pace_ = pick(0.3, 1.0, 1.0, 2.0);
+  for (int i = 0; i < kNodes; i++) nodes.emplace_back(*this, i);
+  for (int i = 0; i <= kClients; i++) {
+    Client& client = clients.emplace_back(*this, kClientBase + i, i == kClients);
+    client.views = first;
+    client.read_bias = i < 3 ? 0.2 : i == 3 ? 0.9 : 1;
+    client.watch_bias = i == 2 ? 0.2 : i == 4 ? 0.5 : 0;
+  }
+}
+
+void Cluster::say(const char* format, ...) {
+  if (!options.verbose) return;
+  std::printf("%9.3f ", static_cast<double>(now) / 1e6);
+  va_list arguments;
+  va_start(arguments, format);
+  std::vprintf(format, arguments);
+  va_end(arguments);
+  std::printf("\n");
+}
+
+RunResult Cluster::run() {
+  stop_faults = static_cast<Micros>(options.seconds * static_cast<double>(sec));
+  work_until = stop_faults + 2500 * ms;
+  const Micros end = work_until + 8 * sec;
+  for (int i = 0; i < kSeeds; i++) nodes[static_cast<std::size_t>(i)].start();
+  for (int i = 0; i < kClients; i++) at(between(random, 0, 20 * ms), [this, i] { clients[static_cast<std::size_t>(i)].next(); });
+  if (options.scenario == RunOptions::Scenario::faults) {
+    at(between(random, 50 * ms, 300 * ms), [this] { fault(); });
+  } else {
+    loss_ = repeat_ = crash_point_ = round_pause = 0;
+    rot_allowed_ = false;
+    tail_ = 400;
+    at(1 * sec + between(random, 0, 200 * ms), [this] { crash(static_cast<int>(static_cast<std::uint32_t>(latest_[0].primary.instance)), false); });
+  }
+  at(stop_faults, [this] { heal(); });
+  at(work_until + 500 * ms, [this] { clients.back().read_all(); });
+  while (!events_.empty() && now < end && result.violations.size() < 20 && !clients.back().finished) {
+    Event event = std::move(const_cast<Event&>(events_.top()));
+    events_.pop();
+    now = event.at;
+    result.events++;
+    event.run();
+    if (result.events > 1'000'000) bad("storm of messages", std::to_string(result.messages) + " by " + std::to_string(now) + " us");
+  }
+  judge();
+  return result;
+}
+
+void Cluster::send(int from, int to, Packet packet) {
+  if (to < 0 || (to < kClientBase && to >= kNodes)) return;
+  result.messages++;
+  if (from != to && (cut_.contains({from, to}) || random.chance(loss_))) return;
+  const auto shared = std::make_shared<const Packet>(std::move(packet));
+  if (options.messages) tell(from, to, *shared);
+  const int copies = from != to && random.chance(repeat_) ? 2 : 1;
+  for (int i = 0; i < copies; i++) {
+    Micros delay = 20;
+    if (from != to) {
+      delay = between(random, 50, 400);
+      if (random.chance(0.1)) delay += between(random, 0, tail_);
+      if (slow_until_ > now) delay += between(random, 0, 150 * ms);
+    }
+    if (i > 0) delay += between(random, 0, random.chance(0.2) ? 2 * sec : 20 * ms);
+    at(now + delay, [this, from, to, shared] {
+      if (from != to && cut_.contains({from, to})) return;
+      if (to >= kClientBase) clients[static_cast<std::size_t>(to - kClientBase)].on(*shared);
+      else nodes[static_cast<std::size_t>(to)].deliver(from, shared);
+    });
+  }
+}
+
+// One message, for people who follow a run.
+void Cluster::tell(int from, int to, const Packet& packet) {
+  const auto* const message = std::get_if<PeerMessage>(&packet);
+  if (message == nullptr) return;
+  const auto n = [](auto number) { return static_cast<unsigned long long>(number); };
+  const auto stamp = [](base::Time time) { return static_cast<long long>(time.time_since_epoch().count() / 1000); };
+  say("n%d to n%d: beacon %lld, answer to %lld with %zu departures", from, to, stamp(message->beacon),
+      stamp(message->answered), message->departures.size());
+  for (const Append& one : message->appends)
+    say("   append to %u in %llu: after %llu, %zu entries of %llu", static_cast<unsigned>(one.partition), n(one.epoch),
+        n(one.previous.sequence), one.entries.size(), n(one.end));
+  for (const Ack& one : message->acks)
+    say("   ack of %u in %llu: verdict %d match %llu hint %llu", static_cast<unsigned>(one.partition), n(one.epoch),
+        static_cast<int>(one.verdict), n(one.match), n(one.hint.sequence));
+  for (const SnapshotPiece& one : message->pieces) say("   snapshot %llu piece %llu%s", n(one.id), n(one.index), one.last ? ", the last" : "");
+  for (const SnapshotAck& one : message->piece_acks) say("   snapshot %llu, waits for piece %llu", n(one.id), n(one.next));
+}
+
+void Cluster::answered() {
+  result.answered++;
+  if (last_answer_ > 0 && now < work_until) result.longest_gap = std::max(result.longest_gap, now - last_answer_);
+  last_answer_ = now;
+}
+
+void Cluster::learned(PartitionId partition, const View& view) {
+  const auto p = static_cast<std::uint32_t>(partition);
+  const auto [known, fresh] = decided_.emplace(std::pair(p, number(view.epoch)), view);
+  if (!fresh) {
+    if (known->second != view) bad("two views in one epoch", "partition " + std::to_string(p) + " epoch " + std::to_string(number(view.epoch)));
+    return;
+  }
+  result.views++;
+  // The one copy left is the damaged one: no protocol can save what it held.
+  const bool lost = std::all_of(view.sync.begin(), view.sync.end(), [&](Member one) {
+    const auto found = rotten_.find(static_cast<int>(static_cast<std::uint32_t>(one.instance)));
+    return found != rotten_.end() && one.incarnation <= found->second;
+  });
+  result.sole_copy_lost = result.sole_copy_lost || lost;
+  if (view.epoch > latest_[p].epoch) latest_[p] = view;
+  say("partition %u view %s", p, to_string(view).c_str());
+}
+
+// --- faults ---
+
+// The worst moments to die are just after something became durable.
+void Cluster::crash_point(int node) {
+  if (crash_point_ == 0 || now >= stop_faults || !random.chance(crash_point_)) return;
+  at(now + between(random, 0, 300), [this, node] { if (now < stop_faults) crash(node, power_ && random.chance(0.5)); });
+}
+
+void Cluster::crash(int i, bool power) {
+  Node& node = nodes[static_cast<std::size_t>(i)];
+  if (!node.up) return;
+  result.faults++;
+  say("crash n%d%s", i, power ? " (power)" : "");
+  const Member old{InstanceId{static_cast<std::uint32_t>(i)}, node.incarnation};
+  node.stop(power);
+  if (rot_allowed_) rot(i);
+  const bool scenario = options.scenario != RunOptions::Scenario::faults;
+  if (scenario ? options.scenario == RunOptions::Scenario::process_dies : !power && random.chance(0.4)) reaped(old, 5);
+  Micros away = random.chance(0.4) ? between(random, 5 * ms, 100 * ms) : between(random, 100 * ms, 1500 * ms);
+  if (crash_point_ > 0 && random.chance(0.4)) away = between(random, 300, 4 * ms);
+  if (scenario) away = 3 * sec;
+  at(now + away, [this, i] { restart(i); });
+}
+
+// One bit of one log, once a run, and only while another has what it held.
+void Cluster::rot(int i) {
+  Node& node = nodes[static_cast<std::size_t>(i)];
+  bool others = true;
+  for (const View& view : latest_) {
+    if (!member_at(view, InstanceId{static_cast<std::uint32_t>(i)})) continue;
+    others = others && std::any_of(view.sync.begin(), view.sync.end(), [&](Member one) {
+      const int n = static_cast<int>(static_cast<std::uint32_t>(one.instance));
+      return n != i && nodes[static_cast<std::size_t>(n)].up;
+    });
+  }
+  std::string contents = node.disk.contents(SimStore::kPath);
+  if (!rotten_.empty() || !others || contents.size() < 400 || !random.chance(0.5)) return;
+  const std::size_t at_byte = random.below(contents.size());
+  contents[at_byte] = static_cast<char>(contents[at_byte] ^ (1 << random.below(8)));
+  node.disk.put(SimStore::kPath, contents);
+  rotten_[i] = node.incarnation;
+  say("rot in n%d at byte %zu of %zu", i, at_byte, contents.size());
+}
+
+// The node's own init has seen the process die, and says so.
+void Cluster::reaped(Member who, int times) {
+  if (times == 0) return;
+  at(now + between(random, 2 * ms, 30 * ms), [this, who, times] {
+    for (std::uint32_t p = 0; p < partition_count; p++) {
+      if (!is_member(latest_[p], who)) continue;
+      ManagerMessage message;
+      const int node = static_cast<int>(static_cast<std::uint32_t>(who.instance));
+      message.from = NodeId{static_cast<std::uint64_t>(node)};
+      KeeperMessage& one = message.keeper.emplace_back();
+      one.kind = KeeperMessage::Kind::change;
+      one.partition = PartitionId{p};
+      one.change = {Change::Kind::exited, latest_[p].epoch, who, who, {}};
+      const int keeper = static_cast<int>(random.below(kKeepers));
+      message.to = NodeId{static_cast<std::uint64_t>(keeper)};
+      send(node, keeper, std::move(message));
+    }
+    reaped(who, times - 1);
+  });
+}
+
+void Cluster::restart(int i) {
+  Node& node = nodes[static_cast<std::size_t>(i)];
+  if (node.up) return;
+  if (!options.defects.has(Defect::same_incarnation)) node.incarnation++;
+  node.disk.fail_syncs(false);
+  node.start();
+}
+
+void Cluster::fault() {
+  if (now >= stop_faults) return;
+  const Micros hold = random.chance(0.3) ? between(random, 10 * ms, 150 * ms) : between(random, 150 * ms, 1200 * ms);
+  const auto any_node = [&] { return static_cast<int>(random.below(kNodes)); };
+  const std::uint32_t p = static_cast<std::uint32_t>(random.below(partition_count));
+  const int primary = static_cast<int>(static_cast<std::uint32_t>(latest_[p].primary.instance));
+  const int i = random.chance(0.5) ? primary : any_node();
+  result.faults++;
+  int total = 0;
+  for (int weight : weights_) total += weight;
+  std::size_t pick = 0;
+  for (int r = static_cast<int>(random.below(static_cast<std::uint64_t>(total))); r >= weights_[pick]; pick++) r -= weights_[pick];
+  switch (static_cast<Fault>(pick)) {
+    case Fault::crash_primary: crash(i, false); break;
+    case Fault::power_primary: crash(i, power_); break;
+    case Fault::power_many:
+      if (power_ && random.chance(0.3)) for (int j = 0; j < kNodes; j++) crash(j, true);
+      else crash(any_node(), false);
+      break;
+    case Fault::isolate: say("isolate n%d", i); split({i}, hold, false); break;
+    case Fault::split: {
+      std::set<int> side;
+      for (int j = 0; j < kNodes; j++) if (random.chance(0.5)) side.insert(j);
+      for (int j = 0; j < kClients; j++) if (random.chance(0.5)) side.insert(kClientBase + j);
+      say("split");
+      split(side, hold, true);
+      break;
+    }
+    case Fault::one_way: cut({{i, any_node()}}, hold); break;
+    case Fault::peers_only: {
+      Links links;
+      for (int j = 0; j < kNodes; j++) if (j != i) links.insert({i, j}), links.insert({j, i});
+      say("n%d sees only clients", i);
+      cut(links, hold);
+      break;
+    }
+    case Fault::pause:
+      say("pause n%d for %lld ms", i, static_cast<long long>(hold / ms));
+      nodes[static_cast<std::size_t>(i)].paused_until = now + hold;
+      break;
+    case Fault::slow_network: slow_until_ = now + hold / 2; break;
+    case Fault::slow_disk: slow_disk = !slow_disk; break;
+    case Fault::move: move_something(); break;
+    case Fault::ragged: {  // some links, some directions
+      Links links;
+      const double density = random.chance(0.5) ? 0.25 : 0.6;
+      for (int x = 0; x < kNodes; x++) for (int y = 0; y < kNodes; y++) if (x != y && random.chance(density)) links.insert({x, y});
+      say("ragged cut of %zu links", links.size());
+      cut(links, hold);
+      break;
+    }
+    case Fault::full_disk: {
+      Node& node = nodes[static_cast<std::size_t>(i)];
+      if (!node.up) break;
+      say("disk of n%d is full", i);
+      node.store->set_full(true);
+      at(now + hold, [this, i] { if (nodes[static_cast<std::size_t>(i)].store) nodes[static_cast<std::size_t>(i)].store->set_full(false); });
+      break;
+    }
+    case Fault::failing_disk: {
+      Node& node = nodes[static_cast<std::size_t>(i)];
+      if (!node.up || !power_) break;
+      node.disk.fail_syncs(true);
+      // The process that fails to sync ends; what it had written since the last sync is not to be trusted.
+      at(now + between(random, 50 * ms, 400 * ms), [this, i] { crash(i, true); });
+      break;
+    }
+    case Fault::come_and_go: come_or_go(); break;
+    case Fault::count: break;
+  }
+  at(now + static_cast<Micros>(pace_ * static_cast<double>(between(random, 40 * ms, 700 * ms))), [this] { fault(); });
+}
+
+// A wish of a balancer that has its own ideas.
+void Cluster::move_something() {
+  const std::uint32_t p = static_cast<std::uint32_t>(random.below(partition_count));
+  const View& view = latest_[p];
+  Node& node = nodes[static_cast<std::size_t>(static_cast<std::uint32_t>(view.primary.instance))];
+  if (!node.up || now < node.paused_until) return;
+  Goal goal;
+  for (const Members* members : {&view.sync, &view.learners}) for (Member one : *members) goal.members.push_back(one.instance);
+  if (random.chance(0.6)) {
+    const InstanceId fresh{static_cast<std::uint32_t>(random.below(kNodes))};
+    if (std::find(goal.members.begin(), goal.members.end(), fresh) == goal.members.end())
+      goal.members[random.below(goal.members.size())] = fresh;
+  }
+  goal.primary = goal.members[random.below(goal.members.size())];
+  say("partition %u shall be led by n%u", p, static_cast<std::uint32_t>(goal.primary));
+  node.set_goal(PartitionId{p}, goal);
+}
+
+void Cluster::come_or_go() {
+  const int i = static_cast<int>(random.below(kNodes));
+  Node& node = nodes[static_cast<std::size_t>(i)];
+  if (!node.known) {
+    say("n%d joins", i);
+    node.known = true;
+    node.start();
+  } else if (i >= kKeepers) {
+    node.leaving = !node.leaving;
+    say("n%d %s", i, node.leaving ? "is leaving" : "stays");
+  }
+}
+
+void Cluster::split(const std::set<int>& side, Micros hold, bool clients_too) {
+  Links links;
+  std::vector<int> all;
+  for (int j = 0; j < kNodes; j++) all.push_back(j);
+  for (int j = 0; j < kClients; j++) if (clients_too || random.chance(0.7)) all.push_back(kClientBase + j);
+  for (int x : all) for (int y : all) if (side.contains(x) != side.contains(y)) links.insert({x, y});
+  cut(links, hold);
+}
+
+void Cluster::cut(Links links, Micros hold) {
+  std::erase_if(links, [](const auto& link) { return link.first == link.second; });
+  for (const auto& link : links) cut_[link]++;
+  at(now + hold, [this, links] {
+    for (const auto& link : links)
+      if (const auto found = cut_.find(link); found != cut_.end() && --found->second <= 0) cut_.erase(found);
+  });
+}
+
+void Cluster::heal() {
+  say("heal");
+  cut_.clear();
+  loss_ = repeat_ = 0;
+  slow_until_ = 0;
+  slow_disk = false;
+  for (int i = 0; i < kNodes; i++) {
+    Node& node = nodes[static_cast<std::size_t>(i)];
+    node.paused_until = now;
+    node.leaving = false;
+    if (node.store) node.store->set_full(false);
+    if (node.up && node.replicator->failed()) crash(i, true);
+    if (!node.up && node.known) restart(i);
+  }
+}
+
+void Cluster::judge() {
+  if (!clients.back().finished && result.violations.empty()) {
+    std::string where;
+    for (const View& view : latest_) where += " [" + to_string(view) + "]";
+    for (int i = 0; i < kNodes; i++) {
+      Node& node = nodes[static_cast<std::size_t>(i)];
+      for (std::uint32_t p = 0; p < partition_count && node.up; p++)
+        if (Replica* const replica = node.replicator->find(PartitionId{p}))
+          say("n%d partition %u: view %s, %s", i, p, to_string(replica->view()).c_str(), replica->story().c_str());
+    }
+    bad("did not recover", where);
+  }
+  if (result.violations.size() < 20) history.judge();
+  if (result.sole_copy_lost) result.violations.clear();
+}
+
+}  // namespace
+
+RunResult run_cluster(std::uint64_t seed, const RunOptions& options) { return Cluster(seed, options).run(); }
+
+}  // namespace zht::sim

@@ -1,0 +1,34 @@
+// A whole cluster in one thread: nodes with the real cores (Replicator, Keeper, Manager), clients, and a world that drops,
+// delays, repeats and reorders messages, cuts links, stops and kills processes, tears, fills, fails and rots disks, lets
+// clocks drift, moves partitions about and lets nodes join and leave. One seed is one run, repeated exactly.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tests/sim/history.h"
+#include "zht/core/replication/defect.h"
+
+namespace zht::sim {
+
+struct RunOptions {
+  Defects defects;
+  double seconds = 5;    // of faults, in the simulation's time
+  bool verbose = false;  // the story, on stdout
+  bool messages = false;  // ... and what instances say to each other
+  // One clean crash instead of faults: how long does nothing work?
+  enum class Scenario : std::uint8_t { faults, node_dies, process_dies } scenario = Scenario::faults;
+};
+
+struct RunResult {
+  std::vector<Violation> violations;
+  std::uint64_t operations = 0, answered = 0, given_up = 0, events = 0, views = 0, faults = 0;
+  std::uint64_t snapshots = 0, rewinds = 0, messages = 0;
+  Micros longest_gap = 0;  // without any answer to anyone
+  bool sole_copy_lost = false;  // the world destroyed what no protocol can save: not judged
+};
+
+RunResult run_cluster(std::uint64_t seed, const RunOptions& options);
+
+}  // namespace zht::sim

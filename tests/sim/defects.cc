@@ -1,0 +1,37 @@
+#include "tests/sim/defects.h"
+
+namespace zht::sim {
+namespace {
+
+using replication::Defect;
+
+constexpr KnownDefect kKnown[] = {
+    {"promote_learner_blindly", Defect::promote_learner_blindly, 300},
+    {"acknowledge_early", Defect::acknowledge_early, 300},
+    {"acknowledge_unsynced", Defect::acknowledge_unsynced, 400},
+    {"no_fence", Defect::no_fence, 300},
+    {"drop_tail", Defect::drop_tail, 300},
+    {"no_lease", Defect::no_lease, 300},
+    {"dirty_read", Defect::dirty_read, 300},
+    {"few_copies", Defect::few_copies, 300},
+    {"same_incarnation", Defect::same_incarnation, 300},
+    {"trust_damage", Defect::trust_damage, 300},
+    {"forget_loss", Defect::forget_loss, 400},
+    {"keeper_unsynced", Defect::keeper_unsynced, 300},
+    {"no_retry_table", Defect::no_retry_table, 300},
+    {"forget_refusals", Defect::forget_refusals, 400},
+    {"keep_results_of_truncated", Defect::keep_results_of_truncated, 300},
+    {"wake_uncommitted", Defect::wake_uncommitted, 300},
+};
+
+}  // namespace
+
+std::span<const KnownDefect> known_defects() { return kKnown; }
+
+const KnownDefect* find_defect(const std::string& name) {
+  for (const KnownDefect& one : kKnown)
+    if (one.name == name) return &one;
+  return nullptr;
+}
+
+}  // namespace zht::sim

@@ -1,0 +1,114 @@
+#include "tests/sim/history.h"
+
+#include <algorithm>
+
+namespace zht::sim {
+
+std::size_t History::called(const Request& request, Micros now) {
+  calls_.push_back({request, {}, now, -1});
+  return calls_.size() - 1;
+}
+
+void History::returned(std::size_t call, const Reply& reply, Micros now) {
+  calls_[call].reply = reply;
+  calls_[call].ended = now;
+}
+
+void History::committed(std::uint32_t partition, const EntryPtr& entry, const std::string& where) {
+  std::vector<EntryPtr>& log = log_[partition];
+  const Version sequence = entry->at.sequence;
+  if (sequence <= log.size()) {
+    const Entry& known = *log[sequence - 1];
+    if (known.at != entry->at || known.payload != entry->payload)
+      bad("members committed different entries", "partition " + std::to_string(partition) + " entry " + std::to_string(sequence) + " at " + where);
+    return;
+  }
+  const std::string what = "partition " + std::to_string(partition) + " entry " + std::to_string(sequence) + " at " + where;
+  if (sequence != log.size() + 1) return bad("hole in the committed log", what);
+  log.push_back(entry);
+  const Resolved change = decode_resolved(entry->payload);
+  if (!where_.emplace(Identity{partition, change.client, change.sequence}, sequence).second)
+    bad("request executed twice", "client " + std::to_string(change.client) + " request " + std::to_string(change.sequence));
+  auto& states = states_[{partition, change.key}];
+  std::optional<std::string> value = states.empty() ? std::nullopt : states.rbegin()->second;
+  switch (change.kind) {
+    case Resolved::Kind::insert: value = change.value; break;
+    case Resolved::Kind::append: value = value.value_or("") + change.value; break;
+    case Resolved::Kind::remove: value.reset(); break;
+  }
+  states[sequence] = std::move(value);
+}
+
+void History::promoted(std::uint32_t partition, const std::vector<EntryPtr>& log, const std::string& where) {
+  const std::vector<EntryPtr>& all = log_[partition];
+  for (std::size_t i = 0; i < all.size(); i++) {
+    if (i < log.size() && log[i]->at == all[i]->at) continue;
+    return bad("new primary lacks a committed entry", "partition " + std::to_string(partition) + " entry " + std::to_string(i + 1) + " at " + where);
+  }
+}
+
+Version History::position(const Call& call) const {
+  if (!call.request.changes() || call.reply.status != Status::ok) return call.reply.version;
+  const auto found = where_.find(identity(call.request));
+  return found == where_.end() ? 0 : found->second;
+}
+
+void History::judge() {
+  std::vector<std::pair<Micros, const Call*>> begins, ends;
+  for (const Call& call : calls_) {
+    if (call.ended < 0) continue;
+    begins.emplace_back(call.began, &call);
+    ends.emplace_back(call.ended, &call);
+  }
+  const auto earlier = [](const auto& a, const auto& b) { return a.first < b.first; };
+  std::stable_sort(begins.begin(), begins.end(), earlier);
+  std::stable_sort(ends.begin(), ends.end(), earlier);
+  std::map<Key, Version> newest;  // that any finished operation has shown
+  std::size_t done = 0;
+  for (const auto& [when, call] : begins) {
+    for (; done < ends.size() && ends[done].first < when; done++) {
+      const Call& over = *ends[done].second;
+      Version& version = newest[{over.request.partition, over.request.key}];
+      version = std::max(version, position(over));
+    }
+    judge_call(*call, newest[{call->request.partition, call->request.key}]);
+  }
+}
+
+void History::judge_call(const Call& call, Version least) {
+  const Request& request = call.request;
+  const std::string what = "client " + std::to_string(request.client) + " request " + std::to_string(request.sequence) + " on " +
+                           request.key + " in partition " + std::to_string(request.partition);
+  const bool changed = request.changes() && call.reply.status == Status::ok;
+  const bool refused = request.changes() && !changed;
+  const auto done = where_.find(identity(request));
+  if (call.reply.status == Status::expired) return bad("live request refused as expired", what);
+  if (changed && done == where_.end()) return bad("acknowledged change lost", what);
+  if (refused && done != where_.end()) return bad("refused request was executed", what);
+  auto& states = states_[{request.partition, request.key}];
+  const Version at = position(call);
+  if (changed) {  // it must have been due
+    const auto here = states.find(at);
+    std::optional<std::string> before;
+    if (here != states.begin()) before = std::prev(here)->second;
+    if (request.verb == Verb::cswap && before != request.expected) bad("executed when it should have been refused", what);
+    if (request.verb == Verb::remove && !before) bad("executed when it should have been refused", what);
+  }
+  if (at < least)
+    return bad(changed ? "change ordered before an earlier one" : "stale read",
+               what + ": " + std::to_string(at) + " < " + std::to_string(least));
+  if (changed) return;
+  std::optional<std::string> value;
+  if (at != 0) {
+    const auto seen = states.find(at);
+    if (seen == states.end()) return bad("read of a change that was never committed", what);
+    value = seen->second;
+  }
+  if (request.verb == Verb::cswap && value == request.expected) bad("refused when it should have been executed", what);
+  if (request.verb == Verb::remove && value) bad("refused when it should have been executed", what);
+  if (!refused && (call.reply.status == Status::ok) != value.has_value()) bad("read of a state that never was", what);
+  if (!refused && value && value != call.reply.value) bad("read of a value that never was", what);
+  if (request.verb == Verb::watch && at <= request.after) bad("watcher woken for nothing", what);
+}
+
+}  // namespace zht::sim

@@ -1,0 +1,77 @@
+// What clients asked and were told, and what was committed, over a whole run; and the judgement: is there an order of all
+// operations on each key that respects real time and explains every answer? Versions make the search needless: an entry's
+// number says where a change stands, and a read says what it has seen, so the order is given and only has to be checked.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tests/sim/sim_store.h"
+
+namespace zht::sim {
+
+using Micros = std::int64_t;  // of the simulation's own time
+
+enum class Verb : std::uint8_t { lookup, insert, remove, append, cswap, watch };
+enum class Status : std::uint8_t { ok, not_found, mismatch, retry, expired, full };
+
+struct Request {
+  Verb verb = Verb::lookup;
+  std::uint32_t partition = 0;
+  std::string key, value;
+  std::optional<std::string> expected;
+  Version after = 0;  // watch: satisfied by a later version
+  std::uint64_t client = 0, sequence = 0, floor = 0;
+  Epoch epoch{0};
+  bool changes() const { return verb != Verb::lookup && verb != Verb::watch; }
+};
+
+struct Reply {
+  std::uint64_t client = 0, sequence = 0;
+  Epoch epoch{0};  // of the request
+  Status status = Status::ok;
+  std::optional<std::string> value;
+  Version version = 0;
+};
+
+struct Violation {
+  std::string kind, text;
+};
+
+class History {
+ public:
+  explicit History(std::vector<Violation>& found) : found_(found) {}
+
+  std::size_t called(const Request& request, Micros now);
+  void returned(std::size_t call, const Reply& reply, Micros now);
+  // The entry was committed, somewhere; told again by every member.
+  void committed(std::uint32_t partition, const EntryPtr& entry, const std::string& where);
+  // A new primary's log: it must hold everything committed so far.
+  void promoted(std::uint32_t partition, const std::vector<EntryPtr>& log, const std::string& where);
+  void judge();
+  std::size_t calls() const { return calls_.size(); }
+
+ private:
+  struct Call {
+    Request request;
+    Reply reply;
+    Micros began = 0, ended = -1;
+  };
+  using Key = std::pair<std::uint32_t, std::string>;
+  using Identity = std::tuple<std::uint32_t, std::uint64_t, std::uint64_t>;  // partition, client, sequence
+  static Identity identity(const Request& r) { return {r.partition, r.client, r.sequence}; }
+  Version position(const Call& call) const;
+  void judge_call(const Call& call, Version least);
+  void bad(const char* kind, std::string text) { found_.push_back({kind, std::move(text)}); }
+
+  std::vector<Violation>& found_;
+  std::vector<Call> calls_;
+  std::map<std::uint32_t, std::vector<EntryPtr>> log_;
+  std::map<Identity, Version> where_;
+  std::map<Key, std::map<Version, std::optional<std::string>>> states_;
+};
+
+}  // namespace zht::sim
