@@ -1,5 +1,5 @@
 // The store on the operating system's files, with its own threads: beside a sync on another thread, and killed (kill -9)
-// at any moment. NOVOHT_KILLS=<n> runs more rounds.
+// at any moment. NOVOHT_KILLS=<n> runs more rounds, ZHT_LONG=1 an hour's worth of them.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mount.h>
@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -100,11 +101,16 @@ TEST_P(LimitTest, SyncsOnAnotherThreadRunBesideChangesAndHousekeeping) {
 // The child changes its store by a plan that the parent knows, and says after every flush how far it has come.
 TEST_F(KillTest, AKilledProcessLosesNothingItHadFlushed) {
   const char* const rounds_text = std::getenv("NOVOHT_KILLS");
-  const int rounds = rounds_text == nullptr ? 12 : std::atoi(rounds_text);
+  const int rounds = rounds_text != nullptr ? std::atoi(rounds_text) : std::getenv("ZHT_LONG") == nullptr ? 12 : 3000;
+  std::uint64_t promised = 0, checked = 0;
   std::vector<OwnedRecord> records;
   base::Random random(2);
   for (int round = 0; round < rounds; round++) {
     const std::uint64_t seed = random.next();
+    if (round % 50 == 49) {  // the model is played from its beginning every time
+      records.clear();
+      std::filesystem::remove_all(folder_ + "/store");
+    }
     options_.memory_limit = static_cast<std::uint64_t>(round % 2);  // every other one with values on disk
     std::array<int, 2> pipe;
     ASSERT_EQ(::pipe(pipe.data()), 0);
@@ -143,7 +149,11 @@ TEST_F(KillTest, AKilledProcessLosesNothingItHadFlushed) {
     auto store = open();
     ASSERT_TRUE(store) << "round " << round << " seed " << seed;
     ASSERT_TRUE(equals_prefix(*store, notes_, records, before + flushed)) << "round " << round << " seed " << seed;
+    promised += before + flushed;
+    checked += records.size();
   }
+  std::printf("%d times kill -9: 0 of %llu promised records lost, %llu checked, 0 wrong\n", rounds,
+              static_cast<unsigned long long>(promised), static_cast<unsigned long long>(checked));
 }
 
 // A file system of a few megabytes that is full, and then is not.
