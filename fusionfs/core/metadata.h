@@ -71,6 +71,8 @@ class Metadata {
   Task<Reply> lookup(InodeId directory, std::string name);
   // inode. ENOENT.
   Task<Reply> getattr(InodeId inode);
+  // shards: the homes of a directory besides its first.
+  Task<Reply> homes(InodeId directory);
   // entry, inode. EEXIST with entry and inode of what is there (inode only when known without another request).
   // `request.now` is filled in.
   Task<Reply> create(InodeId directory, CreateRequest request);

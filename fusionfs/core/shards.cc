@@ -134,6 +134,15 @@ Task<Reply> Metadata::with_shards(Reply first) {
   co_return first;
 }
 
+Task<Reply> Metadata::homes(InodeId directory) {
+  Reply whole = co_await ask(home_of(directory), "fusionfs.stat_directory", nothing());
+  for (std::size_t i = 0; i < whole.shards.size(); ++i) {
+    Reply reply = co_await ask(whole.shards[i], "fusionfs.stat_directory", nothing());
+    whole.shards.insert(whole.shards.end(), reply.shards.begin(), reply.shards.end());
+  }
+  co_return whole;
+}
+
 Task<InodeId> Metadata::directory_of(HomeId home) {
   Call call(client_, Operation::lookup(split_key(home)));
   const Outcome outcome = co_await call;
@@ -165,12 +174,8 @@ Task<int> Metadata::drop_directory(InodeId directory) {
   if (first.error != ESTALE) co_return first.error == 0 ? EBUSY : first.error;
   if (!first.shards.empty()) {
     // Those that are split off a home before that home: none is left that nothing leads to.
-    std::vector<HomeId> all = first.shards;
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      Reply reply = co_await ask(all[i], "fusionfs.stat_directory", nothing());
-      if (reply.error != 0 && reply.error != ESTALE && reply.error != ENOENT) co_return reply.error;
-      all.insert(all.end(), reply.shards.begin(), reply.shards.end());
-    }
+    Reply whole = co_await homes(directory);
+    std::vector<HomeId> all = std::move(whole.shards);
     for (; !all.empty(); all.pop_back()) {
       Reply dropped = co_await ask(all.back(), "fusionfs.drop_directory", nothing());
       if (dropped.error != 0) co_return dropped.error;

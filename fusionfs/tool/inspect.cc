@@ -13,9 +13,9 @@
 #include "fusionfs/data/chunk_store.h"
 #include "fusionfs/fuse/session.h"
 #include "fusionfs/fuse/wait.h"
+#include "fusionfs/tool/place.h"
 #include "fusionfs/tool/verbs.h"
 #include "zht/support/output.h"
-#include "zht/support/paths.h"
 #include "zht/support/program.h"
 
 namespace fusionfs {
@@ -25,30 +25,12 @@ using base::Code;
 using base::fail;
 using base::Result;
 
-struct Store {
-  std::unique_ptr<zht::Client> client;
-  std::unique_ptr<ChunkStore> chunks;
-};
-
-Result<Store> open_store(const support::CommonFlags& common) {
-  Store store;
-  TRY_LET(data, support::data_folder(common.data));
-  zht::ClientOptions options = common.client_options();
-  TRY_LET(client, zht::connect(options));
-  TRY(support::make_private_folder(data));
-  TRY_LET(chunks, ChunkStore::open(data + "/chunks"));
-  store.client = std::move(client);
-  store.chunks = std::move(chunks);
-  return store;
-}
-
 Result<int> check_file_system(const support::CommonFlags& common, bool repair) {
-  TRY_LET(store, open_store(common));
-  base::SystemClock clock;
   MetadataOptions options;
   std::vector<Inode> gone;
   options.gone = [&](const Inode& inode) { gone.push_back(inode); };
-  Metadata metadata(*store.client, clock, options);
+  TRY_LET(store, open_place(common, options));
+  Metadata& metadata = *store.metadata;
   Check check(*store.client, metadata);
   Census before, census;
   TRY_LET(first, check.read(before));
@@ -135,11 +117,9 @@ Result<int> locate_file(const support::CommonFlags& common, const std::string& p
     ::fsync(file);
     ::close(file);
   }
-  TRY_LET(store, open_store(common));
-  base::SystemClock clock;
-  Metadata metadata(*store.client, clock, {});
+  TRY_LET(store, open_place(common));
   const InodeId id{status.st_ino};
-  const Reply reply = wait(metadata.getattr(id));
+  const Reply reply = wait(store.metadata->getattr(id));
   if (reply.error != 0)
     return fail(Code::not_found, path, ": inode ", raw(id), ": ", std::strerror(reply.error),
                 "; is --data the folder of its node?");

@@ -8,6 +8,7 @@ int main(int argc, char** argv) {
   support::Program program("fusionfs", "a distributed file system over ZHT",
                            {"fusionfs mount /mnt/shared", "fusionfs umount /mnt/shared"});
   fusionfs::add_mount_verbs(program);
+  fusionfs::add_look_verbs(program);
   fusionfs::add_inspect_verbs(program);
   return program.run(argc, argv);
 }

@@ -8,6 +8,7 @@ class Program;
 namespace fusionfs {
 
 void add_mount_verbs(support::Program& program);    // mount, umount, status
+void add_look_verbs(support::Program& program);     // ls, stat, du, df
 void add_inspect_verbs(support::Program& program);  // fsck, locate
 
 }  // namespace fusionfs
