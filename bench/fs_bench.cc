@@ -1,5 +1,6 @@
 // What share of what FUSE can do does a file system leave? Names and small files by 1, 2 and 8 threads, each in a
-// directory of its own, then one file read and written in sequence; every answer is checked.
+// directory of its own, one file read and written in sequence, one directory that grows; every answer is checked.
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -165,6 +166,37 @@ void sequential(const bench::Report& report, const bench::Arguments& arguments) 
   must(::unlink(path.c_str()), "unlink", path);
 }
 
+// One directory that grows (to a million names in a full run): the rate of each tenth, then how fast it is listed.
+void one_directory(const bench::Report& report, const bench::Arguments& arguments) {
+  const std::size_t count = arguments.pick<std::size_t>(2'000, 50'000, 1'000'000), tenth = count / 10;
+  const std::string folder = arguments.folder + "/one";
+  must(::mkdir(folder.c_str(), 0755), "mkdir", folder);
+  for (std::size_t part = 0; part < 10; ++part) {
+    const bench::Stopwatch watch;
+    for (std::size_t number = part * tenth; number < (part + 1) * tenth; ++number) {
+      const std::string path = folder + "/f" + std::to_string(number);
+      const int file = ::open(path.c_str(), O_CREAT | O_EXCL | O_WRONLY, 0644);
+      must(file, "create", path);
+      must(::close(file), "close", path);
+    }
+    report.row("create, one directory " + std::to_string(part * 10) + "%", "ops_per_s",
+               static_cast<double>(tenth) / watch.seconds());
+  }
+  std::size_t seen = 0;
+  const bench::Stopwatch watch;
+  DIR* stream = ::opendir(folder.c_str());
+  require(stream != nullptr, folder + ": cannot be listed");
+  while (const dirent* each = ::readdir(stream)) seen += each->d_name[0] == 'f' ? 1 : 0;
+  ::closedir(stream);
+  report.row("list one directory", "names_per_s", static_cast<double>(count) / watch.seconds());
+  require(seen == count, folder + ": the listing has other names than were made");
+  for (std::size_t number = 0; number < count; ++number) {
+    const std::string path = folder + "/f" + std::to_string(number);
+    must(::unlink(path.c_str()), "unlink", path);
+  }
+  must(::rmdir(folder.c_str()), "rmdir", folder);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -172,5 +204,6 @@ int main(int argc, char** argv) {
   const bench::Report report(arguments);
   for (const int threads : {1, 2, 8}) names_and_small_files(report, arguments, threads);
   sequential(report, arguments);
+  one_directory(report, arguments);
   return 0;
 }

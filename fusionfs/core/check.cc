@@ -232,7 +232,8 @@ Result<std::set<Finding>> Check::read(Census& census) {
   for (const auto& [home, split] : picture.splits) {
     const std::string number = std::to_string(raw(split.directory));
     if (picture.inodes.count(split.directory) == 0) {
-      find(Finding::Kind::nameless, InodeId{}, home, split_key(home), "names of directory " + number + ", which is not there");
+      find(Finding::Kind::nameless, InodeId{}, home, split_key(home),
+           "names of directory " + number + ", which is not there");
     } else if (split.under_way() && now - split.since > kUnfinished) {
       find(Finding::Kind::unfinished, split.directory, home, split_key(home), "splitting of directory " + number);
     } else if (!split.dying.empty() && !picture.inodes[split.directory].has(Inode::kDying)) {

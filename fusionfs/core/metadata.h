@@ -39,7 +39,7 @@ struct MetadataOptions {
   std::function<void(const Inode&)> orphaned;
   // A directory is being split: its names will be in several homes from now on. Any thread, no blocking.
   std::function<void(InodeId)> spread;
-  // A home has grown big: split() it soon, on a thread that may wait milliseconds. Absent: whoever made it grow does it.
+  // A home has grown big: split() it soon, on a thread that may wait a little. Absent: whoever made it grow does it.
   std::function<void(HomeId)> grown;
   std::uint32_t split_at = 8192;  // names in one home: more, and it is split
   // The store did not do what was asked, for a reason no program above can see from an errno. Any thread, no blocking.
@@ -168,7 +168,7 @@ class Metadata {
   std::atomic<bool> any_shards_{false};
   mutable std::shared_mutex shards_mutex_;
   std::unordered_map<std::uint64_t, Split> shards_;   // by home: base and children. Guarded by shards_mutex_
-  std::unordered_map<std::uint64_t, std::uint32_t> splitting_;  // by home: not to be tried below. Guarded by shards_mutex_
+  std::unordered_map<std::uint64_t, std::uint32_t> splitting_;  // by home: not tried below. Guarded by shards_mutex_
 };
 
 // The errno for an operation that failed as a whole.

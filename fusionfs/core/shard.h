@@ -1,5 +1,5 @@
-// One directory shard as a procedure sees it: the keys of one home, decoded, with the changes that keep entry, inode and
-// listing together. What the procedures of procedures.cc and splitting.cc are made of.
+// One directory shard as a procedure sees it: the keys of one home, decoded, with the changes that keep entry, inode
+// and listing together. What the procedures of procedures.cc and splitting.cc are made of.
 #pragma once
 
 #include <cerrno>
@@ -33,8 +33,8 @@ class Shard {
   bool local(InodeId inode) const { return home_of(inode) == home_; }
   zht::Transaction& tables() { return tables_; }
 
-  // Reads the directory's own record, the tail of its listing and how it is split. An errno when there is none (ENOENT),
-  // or it is dying (ESTALE).
+  // Reads the directory's own record, the tail of its listing and how it is split. An errno when there is none
+  // (ENOENT), or it is dying (ESTALE).
   base::Result<int> open();
   // After open(). Of a shard that is not the directory's first: what is known of the directory without asking its home.
   const Inode& directory() const { return directory_; }

@@ -291,7 +291,8 @@ Task<int> Metadata::carry_split(HomeId home, Split split) {
   listed = {};
   const auto some = [&](std::size_t from) {
     const auto begin = leaving.begin() + static_cast<std::ptrdiff_t>(from);
-    return std::vector<std::string>(begin, begin + static_cast<std::ptrdiff_t>(std::min(kMovedAtOnce, leaving.size() - from)));
+    const auto count = static_cast<std::ptrdiff_t>(std::min(kMovedAtOnce, leaving.size() - from));
+    return std::vector<std::string>(begin, begin + count);
   };
   for (std::size_t from = 0; !split.moved && (from == 0 || from < leaving.size()); from += kMovedAtOnce) {
     request.names = some(from);

@@ -763,7 +763,8 @@ Task<int> FileSystem::rename(InodeId from, std::string from_name, InodeId to, st
     const auto directory = [](const std::optional<Entry>& entry) { return entry && is_directory(entry->type) ? 1 : 0; };
     const int moved = directory(reply.entry), other = directory(reply.other_entry), over = replaced ? 1 : 0;
     if (from == to && (reply.left == 0 || exchanged)) {
-      note_change(to, std::max(reply.changed, reply.left), exchanged ? 4 : 2 + over, exchanged ? 0 : -over, exchanged ? 0 : -other);
+      note_change(to, std::max(reply.changed, reply.left), exchanged ? 4 : 2 + over, exchanged ? 0 : -over,
+                  exchanged ? 0 : -other);
     } else {
       note_change(to, reply.changed, 1 + over, 1 - over, moved - other);
       note_change(from, reply.left, exchanged ? 2 : 1, exchanged ? 0 : -1, (exchanged ? other : 0) - moved);
@@ -1278,6 +1279,37 @@ Task<TextReply> FileSystem::get_attribute(InodeId id, std::string name) {
     if (each != name) continue;
     text.error = 0;
     text.text = std::move(value);
+  }
+  co_return text;
+}
+
+Task<TextReply> FileSystem::layout(InodeId id, std::string what) {
+  TextReply text;
+  const Looked looked = co_await getattr(id);
+  text.error = looked.error;
+  if (text.error != 0) co_return text;
+  const Inode& inode = looked.inode;
+  const bool regular = is_regular(inode.mode), chunks = regular && !inode.has(Inode::kInline) && inode.store != 0;
+  const auto partition = zht::partition_of(inode_key(id), client_.partition_count());
+  std::vector<std::pair<std::string, std::string>> all{
+      {"inode", std::to_string(raw(id))},
+      {"home", std::to_string(raw(home_of(id)))},
+      {"partition", std::to_string(static_cast<std::uint32_t>(partition))},
+      {"content", !regular ? "none" : inode.has(Inode::kInline) ? "inline" : chunks ? "chunks" : "none"}};
+  if (chunks) {
+    const bool here = inode.store == chunks_.identity();
+    all.emplace_back("store", std::to_string(inode.store) + (here ? " (this node)" : " (another node)"));
+    all.emplace_back("chunks", std::to_string((inode.size + kChunkSize - 1) / kChunkSize));
+  }
+  if (is_directory(inode.mode)) {
+    const Reply homes = co_await metadata_.homes(id);
+    all.emplace_back("homes", std::to_string(homes.shards.size() + 1));
+  }
+  text.error = ENODATA;
+  for (const auto& [name, value] : all) {
+    if (what != "layout" && what != name) continue;
+    text.error = 0;
+    text.text += what == "layout" ? name + "=" + value + "\n" : value;
   }
   co_return text;
 }

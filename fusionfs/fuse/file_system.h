@@ -124,6 +124,9 @@ class FileSystem {
   Task<int> set_attribute(InodeId inode, std::string name, std::string value, std::uint32_t flags,
                           std::optional<std::uint32_t> mode);
   Task<TextReply> get_attribute(InodeId inode, std::string name);
+  // What the extended attribute fusionfs.<what> says: inode, home, partition, content, store, chunks, homes; layout:
+  // all of them.
+  Task<TextReply> layout(InodeId inode, std::string what);
   Task<TextReply> list_attributes(InodeId inode);  // names, each ended by a zero byte
   Task<int> remove_attribute(InodeId inode, std::string name);
 

@@ -33,13 +33,13 @@ void serve(fuse_req_t request, Task<T> task, Reply reply) {
 
 void answer_error(fuse_req_t request, int error) { fuse_reply_err(request, error); }
 
-struct stat to_stat(const Inode& inode) {
+struct stat to_stat(const GlueOptions& options, const Inode& inode) {
   struct stat status {};
   status.st_ino = raw(inode.id);
-  status.st_mode = inode.mode;
+  status.st_mode = inode.mode & ~options.umask;
   status.st_nlink = inode.links;
-  status.st_uid = inode.uid;
-  status.st_gid = inode.gid;
+  status.st_uid = options.uid.value_or(inode.uid);
+  status.st_gid = options.gid.value_or(inode.gid);
   status.st_rdev = static_cast<dev_t>(inode.device);
   status.st_size = static_cast<off_t>(inode.size);
   status.st_blksize = 65536;
@@ -63,7 +63,7 @@ Nanos to_nanos(const timespec& time) { return Nanos{time.tv_sec} * 1'000'000'000
 fuse_entry_param to_entry(const Glue& glue, const Inode& inode) {
   fuse_entry_param entry{};
   entry.ino = raw(inode.id);
-  entry.attr = to_stat(inode);
+  entry.attr = to_stat(glue.options, inode);
   entry.attr_timeout = glue.options.attribute_timeout;
   entry.entry_timeout = glue.options.entry_timeout;
   return entry;
@@ -80,7 +80,7 @@ void reply_looked(fuse_req_t request, const Looked& looked) {
 
 void reply_attributes(fuse_req_t request, const Looked& looked) {
   if (looked.error != 0) return answer_error(request, looked.error);
-  const struct stat status = to_stat(looked.inode);
+  const struct stat status = to_stat(glue_of(request).options, looked.inode);
   fuse_reply_attr(request, &status, glue_of(request).options.attribute_timeout);
 }
 
@@ -405,11 +405,14 @@ Task<int> set_access_list(FileSystem& files, InodeId inode, std::string name, st
   co_return error;
 }
 
+constexpr std::string_view kVirtual = "fusionfs.";  // attributes that tell where a file lies; not listed
+
 void on_setxattr(fuse_req_t request, fuse_ino_t inode, const char* name, const char* value, std::size_t size,
                  int flags) {
   FileSystem& files = files_of(request);
   if (std::strlen(name) > kMaxName) return answer_error(request, ERANGE);
   const std::string_view attribute(name);
+  if (attribute.starts_with(kVirtual)) return answer_error(request, EPERM);
   if (attribute.starts_with("system.posix_acl_") && !glue_of(request).options.access_lists)
     return answer_error(request, EOPNOTSUPP);
   if (attribute == "system.posix_acl_access") {
@@ -438,6 +441,11 @@ void reply_text(fuse_req_t request, const TextReply& reply, std::size_t size) {
 void on_getxattr(fuse_req_t request, fuse_ino_t inode, const char* name, std::size_t size) {
   if (std::string_view(name).starts_with("system.posix_acl_") && !glue_of(request).options.access_lists)
     return answer_error(request, EOPNOTSUPP);
+  if (std::string_view(name).starts_with(kVirtual)) {
+    serve(request, files_of(request).layout(inode_of(inode), std::string(name + kVirtual.size())),
+          [size](fuse_req_t to, const TextReply& reply) { reply_text(to, reply, size); });
+    return;
+  }
   serve(request, files_of(request).get_attribute(inode_of(inode), name),
         [size](fuse_req_t to, const TextReply& reply) { reply_text(to, reply, size); });
 }

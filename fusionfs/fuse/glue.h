@@ -14,6 +14,8 @@ struct GlueOptions {
   bool access_lists = false;  // POSIX ACLs, enforced by the kernel
   bool writeback = false;     // the kernel gathers writes; O_APPEND from two nodes at once is then not atomic
   std::uint32_t max_background = 64;
+  std::optional<std::uint32_t> uid, gid;  // shown instead of the owner and group that files have
+  std::uint32_t umask = 0;                // permission bits not shown
   bool store_in_process = false;  // calls of the store are made by the thread that read the request, always
 };
 

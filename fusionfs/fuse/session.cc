@@ -7,6 +7,7 @@
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,6 +20,7 @@
 #include "fusionfs/fuse/glue.h"
 #include "fusionfs/fuse/wait.h"
 #include "zht/support/log.h"
+#include "zht/support/output.h"
 #include "zht/support/process.h"
 
 namespace fusionfs {
@@ -115,7 +117,7 @@ Result<void> parse_options(const std::string& list, MountOptions& options) {
       options.non_empty = true;
     else if (plain && (name == "default_permissions" || name == "noatime" || name == "relatime" || name == "auto" ||
                        name == "noauto" || name == "_netdev" || name == "nofail" || name == "user" || name == "users" ||
-                       name == "defaults")) {
+                       name == "defaults" || name == "async" || name == "diratime" || name == "nodiratime")) {
       // What it asks for is so already, or is mount(8)'s business.
     } else if (name == "attr_timeout") {
       if (!parse_seconds(value, options.attribute_timeout))
@@ -123,6 +125,20 @@ Result<void> parse_options(const std::string& list, MountOptions& options) {
     } else if (name == "entry_timeout") {
       if (!parse_seconds(value, options.entry_timeout))
         return fail(Code::invalid, "-o entry_timeout=", base::escape(value), ": expected seconds, such as 1 or 0.5");
+    } else if ((name == "uid" || name == "gid") && !plain) {
+      const auto id = support::parse_number(value, 0, 0xfffffffe);
+      if (!id) return fail(Code::invalid, "-o ", base::escape(part), ": expected a number");
+      (name == "uid" ? options.uid : options.gid) = static_cast<std::uint32_t>(*id);
+    } else if (name == "umask" && !plain) {
+      char* end = nullptr;
+      const unsigned long bits = std::strtoul(value.c_str(), &end, 8);
+      if (value.empty() || *end != '\0' || bits > 0777)
+        return fail(Code::invalid, "-o umask=", base::escape(value), ": expected octal bits, such as 022");
+      options.umask = static_cast<std::uint32_t>(bits);
+    } else if (name == "cluster" && !value.empty()) {
+      options.cluster = value;
+    } else if (name == "data" && !value.empty()) {
+      options.data = value;
     } else if (name == "threads") {
       double count = 0;
       if (!parse_seconds(value, count) || count < 1 || count > 64)
@@ -131,7 +147,8 @@ Result<void> parse_options(const std::string& list, MountOptions& options) {
     } else if (!part.empty()) {
       return fail(Code::invalid, "-o ", base::escape(part),
                   ": no such option; known are ro, rw, allow_other, noallow_other, acl, writeback, "
-                  "dev, nodev, suid, nosuid, exec, noexec, nonempty, attr_timeout=S, entry_timeout=S, threads=N");
+                  "dev, nodev, suid, nosuid, exec, noexec, nonempty, embed, uid=N, gid=N, umask=OCTAL, "
+                  "attr_timeout=S, entry_timeout=S, threads=N, cluster=HOST:PORT, data=FOLDER");
     }
   }
   return {};
@@ -162,13 +179,12 @@ std::string service_name(const std::string& directory) {
 
 Result<void> check_mount_point(const MountOptions& options) {
   const std::string& directory = options.directory;
+  // The process that served it was killed. (stat(2) may still be answered from the kernel's cache.)
+  struct statvfs space {};
+  if (::statvfs(directory.c_str(), &space) != 0 && errno == ENOTCONN) TRY(take_away(directory, true));
   struct stat status {};
   if (::stat(directory.c_str(), &status) != 0) {
-    if (errno == ENOTCONN) {
-      // The process that served it was killed.
-      TRY(take_away(directory, true));
-      if (::stat(directory.c_str(), &status) != 0) return fail_errno(errno, directory);
-    } else if (errno == ENOENT) {
+    if (errno == ENOENT) {
       return fail(Code::not_found, directory, " does not exist; make it: mkdir -p ", directory);
     } else {
       return fail_errno(errno, directory);
@@ -283,6 +299,9 @@ Result<bool> serve_mount(zht::Client& client, const MountOptions& options, const
   glue.options.attribute_timeout = options.attribute_timeout;
   glue.options.access_lists = options.access_lists;
   glue.options.writeback = options.writeback;
+  glue.options.uid = options.uid;
+  glue.options.gid = options.gid;
+  glue.options.umask = options.umask;
   glue.options.store_in_process = options.store_in_process;
   Result<void> result;
   session = fuse_session_new(&arguments, &fuse_operations(), sizeof(fuse_lowlevel_ops), &glue);

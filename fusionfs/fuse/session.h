@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,10 @@ struct MountOptions {
   double attribute_timeout = 1.0;  // seconds
   double entry_timeout = 1.0;
   int threads = 2;  // that read requests from the kernel
+  // All files are shown as belonging to these, with the bits of `umask` taken away. Absent: as they are.
+  std::optional<std::uint32_t> uid, gid;
+  std::uint32_t umask = 0;
+  std::string cluster, data;  // -o cluster=, data=: as the flags of that name, for /etc/fstab
   bool embed = false;  // be the local node too, when none runs (the mount's business is then done in one process)
   bool store_in_process = false;  // the client given executes on the calling thread (zht/local_server.h)
 };
@@ -38,7 +43,8 @@ base::Result<void> parse_options(const std::string& list, MountOptions& options)
 base::Result<void> check_mount_point(const MountOptions& options);
 
 // Mounts, calls `ready`, serves until unmounted or SIGTERM, SIGINT or SIGHUP, commits what is left. The signals must be
-// blocked in every thread when this is called. Returns whether a signal ended it. Errors: what mounting met; io: something could not be committed.
+// blocked in every thread when this is called. Returns whether a signal ended it. Errors: what mounting met; io:
+// something could not be committed.
 base::Result<bool> serve_mount(zht::Client& client, const MountOptions& options, const std::function<void()>& ready);
 
 // Unmounts; a busy one only when `lazy`. not_found: nothing of ours is mounted there.

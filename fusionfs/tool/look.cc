@@ -1,4 +1,5 @@
-// ls, stat, du and df: what the file system holds, read from the store. None needs a mount; a path on one is understood too.
+// ls, stat, du and df: what the file system holds, read from the store. None needs a mount; a path on one is
+// understood too.
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 
@@ -126,7 +127,8 @@ Result<int> list(const support::CommonFlags& common, const std::string& path) {
   for (const Child& each : found) {
     table.row({mode_text(each.inode.mode), std::to_string(each.inode.links), std::to_string(each.inode.uid),
                std::to_string(each.inode.gid), std::to_string(each.inode.size), time_text(each.inode.mtime),
-               base::escape(each.name) + (is_symlink(each.inode.mode) ? " -> " + base::escape(each.inode.content) : "")});
+               base::escape(each.name) +
+                   (is_symlink(each.inode.mode) ? " -> " + base::escape(each.inode.content) : "")});
   }
   table.print();
   return 0;
@@ -139,10 +141,10 @@ Result<int> show(const support::CommonFlags& common, const std::string& path) {
                         : inode.has(Inode::kInline) ? "inline"
                         : inode.store == 0          ? "none"
                                                     : "chunks";
-  const auto partition = static_cast<std::uint32_t>(zht::partition_of(inode_key(inode.id), place.client->partition_count()));
+  const auto partition = zht::partition_of(inode_key(inode.id), place.client->partition_count());
   nlohmann::json whole = describe(inode);
   whole["home"] = raw(home_of(inode.id));
-  whole["partition"] = partition;
+  whole["partition"] = static_cast<std::uint32_t>(partition);
   whole["content"] = content;
   if (inode.store != 0) whole["store"] = inode.store;
   if (is_directory(inode.mode)) {

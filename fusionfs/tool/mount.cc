@@ -37,8 +37,8 @@ void block_signals() {
   ::sigprocmask(SIG_BLOCK, &set, nullptr);
 }
 
-// Serves the mount until it ends. With -o embed a local node that is not running yet runs in this process: most of what a
-// mount does is then done without a switch to another one.
+// Serves the mount until it ends. With -o embed a local node that is not running yet runs in this process: most of what
+// a mount does is then done without a switch to another one.
 Result<void> serve(const support::CommonFlags& common, MountOptions options, const std::function<void()>& ready) {
   block_signals();
   auto lock = support::hold_service(options.data_folder, service_name(options.directory));
@@ -216,11 +216,13 @@ void add_mount_verbs(support::Program& program) {
     verb.options().add_flag("-r,--read-only", arguments->read_only, "as -o ro");
     verb.options().add_flag("--nonempty", arguments->non_empty, "hide what the directory holds");
     verb.action([&program, arguments]() -> Result<int> {
-      const support::CommonFlags& common = program.common();
+      support::CommonFlags common = program.common();
       MountOptions options;
       options.non_empty = arguments->non_empty;
       options.read_only = arguments->read_only;
       for (const auto& list : arguments->options) TRY(parse_options(list, options));
+      if (common.cluster.empty()) common.cluster = options.cluster;
+      if (common.data.empty()) common.data = options.data;
       TRY_LET(data, support::data_folder(common.data));
       TRY(support::make_private_folder(data));
       TRY(support::make_private_folder(data + "/services"));

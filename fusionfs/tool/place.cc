@@ -30,10 +30,12 @@ Result<Inode> find_path(Place& place, const std::string& path) {
   TRY_LET(whole, support::absolute_path(path));
   std::string rest = whole;
   for (const Mounted& mounted : mounts()) {
-    if (whole == mounted.directory || whole.starts_with(mounted.directory + "/")) rest = whole.substr(mounted.directory.size());
+    if (whole == mounted.directory || whole.starts_with(mounted.directory + "/"))
+      rest = whole.substr(mounted.directory.size());
   }
   Reply at = wait(place.metadata->getattr(kRootInode));
-  if (at.error == ENOENT) return fail(Code::not_found, "there is no file system in this store yet; mount it: fusionfs mount DIR");
+  if (at.error == ENOENT)
+    return fail(Code::not_found, "there is no file system in this store yet; mount it: fusionfs mount DIR");
   std::string seen;
   while (at.error == 0) {
     rest.erase(0, rest.find_first_not_of('/'));

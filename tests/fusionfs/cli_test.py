@@ -1,0 +1,158 @@
+#!/usr/bin/env python3
+"""The fusionfs program: its verbs and options, a mount that is its own node, and rm -rf, copies and SQLite on it."""
+import os
+import shutil
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+import unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "e2e"))
+import harness  # noqa: E402
+from harness import Sandbox  # noqa: E402
+
+
+def tree(top):
+    found = {}
+    for folder, folders, files in os.walk(top):
+        for name in folders + files:
+            path = os.path.join(folder, name)
+            status = os.lstat(path)
+            body = b""
+            if stat.S_ISREG(status.st_mode):
+                with open(path, "rb") as file:
+                    body = file.read()
+            found[os.path.relpath(path, top)] = (stat.S_IMODE(status.st_mode), status.st_size if body else 0, hash(body))
+    return found
+
+
+class Program(unittest.TestCase):
+    def setUp(self):
+        self.box = Sandbox()
+        self.addCleanup(self.box.clean_up)
+
+    def test_a_mount_that_is_its_own_node_leaves_the_node_when_it_goes(self):
+        mount = self.box.mount("mnt", "-o", "embed")
+        with open(os.path.join(mount, "a"), "w", encoding="ascii") as file:
+            file.write("hello")
+        self.assertEqual(self.box.out("fusionfs", "ls", "/").split()[-1], "a")
+        other = self.box.mount("other")  # beside it, through the node's socket
+        with open(os.path.join(other, "a"), encoding="ascii") as file:
+            self.assertEqual(file.read(), "hello")
+        with open(os.path.join(other, "b"), "w", encoding="ascii") as file:
+            file.write("from the other")
+        with open(os.path.join(mount, "b"), encoding="ascii") as file:
+            self.assertEqual(file.read(), "from the other")
+        pid = self.box.node_pid()
+        self.box.umount(mount)
+        self.assertEqual(self.box.node_pid(), pid, "the node is still there")
+        os.mkdir(os.path.join(other, "d"))
+        self.box.umount(other)
+        self.box.run("zht", "stop")
+        harness.wait_for(lambda: not self.box.processes(), "the end of every process of the sandbox")
+        # kill -9 takes both; what was acknowledged is there at the next mount.
+        mount = self.box.mount("mnt", "-o", "embed")
+        for number in range(200):
+            with open(os.path.join(mount, "d", str(number)), "wb") as file:
+                file.write(b"x" * number)
+        os.kill(self.box.node_pid(), signal.SIGKILL)
+        harness.wait_for(lambda: not self.box.processes(), "the end of the process")
+        mount = self.box.mount("mnt", "-o", "embed")
+        self.assertEqual(sorted(os.listdir(mount)), ["a", "b", "d"])
+        for number in range(200):
+            self.assertEqual(os.path.getsize(os.path.join(mount, "d", str(number))), number)
+        self.box.umount(mount)
+        self.assertIn("clean", self.box.out("fusionfs", "fsck"))
+
+    def test_zht_stop_takes_the_mount_away_first(self):
+        mount = self.box.mount("mnt", "-o", "embed")
+        with open(os.path.join(mount, "a"), "wb") as file:
+            file.write(b"x" * 100_000)
+        self.box.run("zht", "stop")
+        harness.wait_for(lambda: not self.box.processes(), "the end of every process of the sandbox")
+        self.assertFalse(self.box.mounted(mount))
+        mount = self.box.mount("mnt")
+        self.assertEqual(os.path.getsize(os.path.join(mount, "a")), 100_000)
+        self.box.umount(mount)
+
+    def test_the_verbs_that_look_agree_with_the_mount(self):
+        mount = self.box.mount()
+        os.makedirs(os.path.join(mount, "d/e"))
+        for name, size in (("d/small", 10), ("d/e/big", 100_000)):
+            with open(os.path.join(mount, name), "wb") as file:
+                file.write(b"x" * size)
+        os.link(os.path.join(mount, "d/small"), os.path.join(mount, "d/again"))
+        os.symlink("small", os.path.join(mount, "d/link"))
+        listed = {each["name"]: each for each in self.box.json("fusionfs", "ls", os.path.join(mount, "d"), "--json")}
+        self.assertEqual(sorted(listed), sorted(os.listdir(os.path.join(mount, "d"))))
+        self.assertEqual(listed["small"]["link_count"], 2)
+        one = self.box.json("fusionfs", "stat", "/d/e/big", "--json")
+        status = os.stat(os.path.join(mount, "d/e/big"))
+        self.assertEqual((one["inode"], one["size_bytes"], one["content"]), (status.st_ino, 100_000, "chunks"))
+        total = self.box.json("fusionfs", "du", "/", "--json")[0]
+        self.assertEqual((total["file_count"], total["directory_count"], total["size_bytes"]), (3, 3, 100_015))
+        self.assertEqual(self.box.json("fusionfs", "df", "--json")["chunk_count"], 1)
+        layout = os.getxattr(os.path.join(mount, "d/e/big"), "fusionfs.layout").decode()
+        self.assertIn("content=chunks\n", layout)
+        self.assertEqual(os.getxattr(os.path.join(mount, "d"), "fusionfs.homes"), b"1")
+        self.assertNotIn("fusionfs.layout", os.listxattr(os.path.join(mount, "d")))
+        with self.assertRaises(PermissionError):
+            os.setxattr(mount, "fusionfs.homes", b"2")
+        for arguments in (("ls", "/none"), ("stat", "/d/small/x"), ("du", "/none")):
+            self.box.run("fusionfs", *arguments, expect=3)
+        self.box.umount(mount)
+
+    def test_options(self):
+        mount = self.box.mount("mnt", "-o", "uid=4321,gid=77,umask=077,attr_timeout=0.5")
+        with open(os.path.join(mount, "a"), "w", encoding="ascii"):
+            pass
+        status = os.stat(os.path.join(mount, "a"))
+        self.assertEqual((status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)), (4321, 77, 0o600))
+        self.box.umount(mount)
+        point = self.box.path("other")
+        os.mkdir(point)
+        for bad in ("bogus", "uid=x", "umask=9", "threads=0", "attr_timeout=-1"):
+            _, err = self.box.run("fusionfs", "mount", "-o", bad, point, expect=2)
+            self.assertIn(bad.split("=", maxsplit=1)[0], err)
+
+    def test_the_helper_of_mount(self):
+        point = self.box.path("by-helper")
+        os.mkdir(point)
+        self.box.mounts.append(point)
+        self.box.run("mount.fusionfs", "local", point, "-s", "-v", "-o", "rw,noatime,nosuid")
+        harness.wait_for(lambda: self.box.mounted(point), "a mount")
+        self.box.umount(point)
+
+    def test_real_use(self):
+        mount = self.box.mount("mnt", "-o", "embed")
+        local = self.box.path("local")
+        shutil.copytree(os.path.join(harness.TREE, "fusionfs"), local, symlinks=True)
+        shutil.copytree(local, os.path.join(mount, "copy"), symlinks=True)
+        self.assertEqual(tree(local), tree(os.path.join(mount, "copy")))
+        database = sqlite3.connect(os.path.join(mount, "data.db"))
+        database.execute("pragma journal_mode=delete")
+        database.execute("create table t(a integer primary key, b text)")
+        for batch in range(20):
+            with database:
+                database.executemany("insert into t(b) values(?)", [(str(batch) * 100,) for _ in range(100)])
+        self.assertEqual(database.execute("select count(*) from t").fetchone(), (2000,))
+        self.assertEqual(database.execute("pragma integrity_check").fetchone(), ("ok",))
+        database.close()
+        many = os.path.join(mount, "many")
+        os.mkdir(many)
+        count = harness.rounds(20_000, 200_000)  # past the size at which a directory is split
+        for number in range(count):
+            with open(os.path.join(many, f"f{number}"), "wb"):
+                pass
+        self.assertEqual(len(set(os.listdir(many))), count)
+        self.assertGreater(int(os.getxattr(many, "fusionfs.homes")), 1)
+        subprocess.run(["rm", "-rf", many], check=True, timeout=300)
+        self.assertEqual(sorted(os.listdir(mount)), ["copy", "data.db"])
+        self.box.umount(mount)
+        self.assertIn("clean", self.box.out("fusionfs", "fsck"))
+
+
+if __name__ == "__main__":
+    harness.main("fusionfs", "zht", fuse=True)
