@@ -10,6 +10,7 @@
 //                 once with the housekeeping that comes between two rounds
 //   always        inserts that survive a loss of power, one and 64 to a sync
 //   recover       a process that inserted is gone without closing anything: until the first lookup is answered
+//   limited       lookups of values for which there is not enough memory: of novoht and RocksDB's cache a quarter of the data
 //   shared        lookups and inserts of two threads at once (bench/novoht_shared.h)
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -96,6 +97,9 @@ class Measurement {
     if constexpr (requires(Engine engine) { engine.commit(); }) {
       if (wanted("always")) in_own_process(arguments_, "always", [&](const std::string& folder) { synced(folder); });
       if (wanted("recover")) recover(pairs);
+    }
+    if constexpr (requires(const std::string& folder) { Engine::limited(folder, pairs, std::uint64_t{1}); }) {
+      if (wanted("limited")) in_own_process(arguments_, "limited", [&](const std::string& folder) { limited(folder, pairs); });
     }
     if (arguments_.size == Size::full) workload(10'000'000);
     if (arguments_.option("large", "0") == "1") workload(100'000'000);
@@ -257,6 +261,34 @@ class Measurement {
         require(engine.equals(pair.key(), pair.value()), "insert always: a wrong value");
       }
     }
+  }
+
+  // Values of 1 KB, as a limit is set where values are long; every peer has the system's cache beside its own memory.
+  void limited(const std::string& folder, std::size_t pairs) {
+    const std::size_t count = pairs / 5, size = 1000;
+    const std::uint64_t memory_before = resident_bytes();
+    const auto engine = Engine::limited(folder, count, count * (kKeySize + size) / 4);
+    const auto value = [&](const Pair& pair) {
+      std::string bytes(size, '\0');
+      for (std::size_t i = 0; i < size; i++) bytes[i] = pair.value()[i % kValueSize];
+      return bytes;
+    };
+    for (std::size_t i = 0; i < count; i++) {
+      const Pair pair(i);
+      engine->insert(pair.key(), value(pair));
+      if (i % kRound == kRound - 1) engine->round();
+    }
+    for (int i = 0; i < 1000; i++) engine->round();
+    Order order(count, 9);
+    std::size_t good = 0;
+    Stopwatch watch;
+    for (std::size_t i = 0; i < count; i++) {
+      const Pair pair(order.next());
+      good += engine->equals(pair.key(), value(pair));
+    }
+    require(good == count, "get random limited: " + std::to_string(count - good) + " wrong answers");
+    report_.row("get random limited", "us_per_op", watch.seconds() * 1e6 / static_cast<double>(count));
+    report_.row("get random limited", "ram_mb", static_cast<double>(resident_bytes() - memory_before) / 1e6);
   }
 
   void recover(std::size_t pairs) {

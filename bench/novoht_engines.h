@@ -89,6 +89,12 @@ class NovohtEngine {
     if (!opened) wrong(opened.error().message);
     store_ = *std::move(opened);
   }
+  // With so much memory and no more.
+  static std::unique_ptr<NovohtEngine> limited(const std::string& folder, std::size_t pairs, std::uint64_t memory) {
+    novoht::Options options;
+    options.memory_limit = memory;
+    return std::make_unique<NovohtEngine>(folder, pairs, Use::plain, options);
+  }
   void insert(Bytes key, Bytes value) { apply(novoht::Change::insert(key, value)); }
   void append(Bytes key, Bytes value) { apply(novoht::Change::append(key, value)); }
   void remove(Bytes key) { apply(novoht::Change::remove(key)); }
@@ -402,6 +408,9 @@ class RocksDbEngine {
     require(status.ok(), status.ToString());
     db_.reset(db);
   }
+  static std::unique_ptr<RocksDbEngine> limited(const std::string& folder, std::size_t pairs, std::uint64_t memory) {
+    return std::make_unique<RocksDbEngine>(folder, pairs, Use::plain, memory);
+  }
   void insert(Bytes key, Bytes value) {
     if (use_ == Use::synced) require(batch_.Put(slice(key), slice(value)).ok(), "Put");
     else require(db_->Put({}, slice(key), slice(value)).ok(), "Put");
@@ -481,6 +490,10 @@ class LmdbEngine {
     commit();
     if (read_ != nullptr) mdb_txn_abort(read_);
     mdb_env_close(environment_);
+  }
+  // It has no memory but the system's.
+  static std::unique_ptr<LmdbEngine> limited(const std::string& folder, std::size_t pairs, std::uint64_t) {
+    return std::make_unique<LmdbEngine>(folder, 4 * pairs, Use::plain);
   }
   void insert(Bytes key, Bytes value) {
     MDB_val k = thing(key), v = thing(value);
