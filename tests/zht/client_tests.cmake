@@ -31,11 +31,11 @@ set_tests_properties(zht_c_api PROPERTIES TIMEOUT 120)
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
 if(NOT ZHT_SANITIZE)
   add_test(NAME zht_python COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/python/client_test.py)
-  set_tests_properties(zht_python PROPERTIES TIMEOUT 300 ENVIRONMENT "ZHT_BUILD=${CMAKE_BINARY_DIR}")
+  set_tests_properties(zht_python PROPERTIES TIMEOUT 600 ENVIRONMENT "ZHT_BUILD=${CMAKE_BINARY_DIR}")
 endif()
 # Projects outside the tree, with the installed libraries.
 if(NOT ZHT_SANITIZE)
   add_test(NAME zht_outside COMMAND ${CMAKE_COMMAND} -DBUILD=${CMAKE_BINARY_DIR} -DSOURCE=${PROJECT_SOURCE_DIR}
            -DCXX=${CMAKE_CXX_COMPILER} -DCC=${CMAKE_C_COMPILER} -P ${CMAKE_CURRENT_SOURCE_DIR}/outside/test.cmake)
-  set_tests_properties(zht_outside PROPERTIES TIMEOUT 180)
+  set_tests_properties(zht_outside PROPERTIES TIMEOUT 600)
 endif()

@@ -258,6 +258,21 @@ class Package(Box):
         self.assertEqual(process.returncode, 0, err)
         self.assertEqual(out.split()[-1], "300", err)
 
+    def stop_still(self):
+        """SIGSTOP to the node, whose threads it reaches each in its own time: returns when all have stopped."""
+        pid = self.node_pid()
+        os.kill(pid, signal.SIGSTOP)
+        deadline = time.monotonic() + WAIT
+        while time.monotonic() < deadline:
+            states = []
+            for task in os.listdir(f"/proc/{pid}/task"):
+                with open(f"/proc/{pid}/task/{task}/stat", encoding="ascii", errors="replace") as file:
+                    states.append(file.read().rsplit(")", 1)[1].split()[0])
+            if set(states) == {"T"}:
+                return
+            time.sleep(0.01)
+        self.fail(f"process {pid} does not stop: {states}")
+
     def interrupt(self, call, before=lambda: None):
         """Ctrl-C until `call` ends with it; what was printed then, and how long it took."""
         process = subprocess.Popen([Installed.python, "-c", textwrap.dedent("""
@@ -291,7 +306,7 @@ class Package(Box):
         self.assertLess(self.interrupt('c.callback("k", "never", 300)'), 30)
 
     def test_control_c_interrupts_a_call_to_a_silent_node(self):
-        self.assertLess(self.interrupt('c.insert("k", "w")', lambda: os.kill(self.node_pid(), signal.SIGSTOP)), 30)
+        self.assertLess(self.interrupt('c.insert("k", "w")', self.stop_still), 30)
 
     def test_a_forked_child_is_told_and_makes_its_own(self):
         self.assertEqual(self.run_code("""
