@@ -27,6 +27,7 @@ set_target_properties(zht_c_api_test PROPERTIES C_STANDARD 11 C_EXTENSIONS OFF C
                       RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
 add_test(NAME zht_c_api COMMAND zht_c_api_test)
 set_tests_properties(zht_c_api PROPERTIES TIMEOUT 120)
+add_dependencies(zht_client_node_test zht_c_api_test)  # who builds the unit tests alone has this one too
 # The Python package, installed by pip into a venv. Not with a sanitizer, whose library no plain python can load.
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
 if(NOT ZHT_SANITIZE)
