@@ -11,11 +11,13 @@
 //   always        inserts that survive a loss of power, one and 64 to a sync
 //   recover       a process that inserted is gone without closing anything: until the first lookup is answered
 //   limited       lookups of values for which there is not enough memory: of novoht and RocksDB's cache a quarter of the data
+//   hash          how evenly hash64, FNV-1a and Jenkins spread keys over partitions ([ZHT] 3.2), and what each costs
 //   shared        lookups and inserts of two threads at once (bench/novoht_shared.h)
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -24,6 +26,7 @@
 
 #include "bench/novoht_engines.h"
 #include "bench/novoht_shared.h"
+#include "novoht/base/hashes.h"
 
 namespace bench {
 namespace {
@@ -333,6 +336,30 @@ class Measurement {
   Notes* const notes_;
 };
 
+// 15-byte keys, as [ZHT] has them, over 1024 partitions: the fullest beside the mean, which chance alone puts at about 1.1.
+template <typename Hash>
+void measure_hash(const Arguments& arguments, const Report& report, const std::string& name, Hash hash) {
+  const auto keys = arguments.pick<std::uint64_t>(20'000, 1'000'000, 1'000'000);
+  constexpr std::uint64_t kPartitions = 1024;
+  std::vector<std::uint64_t> counts(kPartitions);
+  char key[16];
+  for (std::uint64_t i = 0; i < keys; i++) {
+    std::snprintf(key, sizeof key, "key%012llu", static_cast<unsigned long long>(i));
+    counts[hash(Bytes(key, 15)) % kPartitions]++;
+  }
+  require(std::accumulate(counts.begin(), counts.end(), std::uint64_t{0}) == keys, "hash: keys are missing");
+  report.row(name + " evenness", "max_over_mean",
+             static_cast<double>(*std::max_element(counts.begin(), counts.end())) * kPartitions / static_cast<double>(keys));
+  Stopwatch watch;
+  std::uint64_t sum = 0;
+  for (std::uint64_t i = 0; i < keys; i++) {
+    base::store(key, i);
+    sum += hash(Bytes(key, 15));
+  }
+  report.row(name, "us_per_op", watch.seconds() * 1e6 / static_cast<double>(keys));
+  require(sum != 0, "hash: all zero");
+}
+
 // Shared: the same for many threads, if there is such.
 template <typename Engine, typename Shared = void>
 void measure(const Arguments& arguments) {
@@ -352,7 +379,14 @@ int main(int argc, char** argv) {
   const Arguments arguments = parse("novoht",
                                     {"novoht", "unordered_map", "flat_hash_map", "kyoto", "tkrzw", "bdb", "leveldb", "rocksdb", "lmdb"},
                                     argc, argv);
-  if (arguments.system == "novoht") measure<NovohtEngine, SharedNovoht>(arguments);
+  if (arguments.system == "novoht") {
+    measure<NovohtEngine, SharedNovoht>(arguments);
+    if (("," + arguments.option("only", "hash") + ",").find(",hash,") != std::string::npos) {
+      measure_hash(arguments, Report(arguments), "hash64", [](Bytes key) { return base::hash64(key); });
+      measure_hash(arguments, Report(arguments), "fnv1a", [](Bytes key) { return base::fnv1a64(key); });
+      measure_hash(arguments, Report(arguments), "jenkins", [](Bytes key) { return std::uint64_t{base::jenkins32(key)}; });
+    }
+  }
   if (arguments.system == "unordered_map") measure<MapEngine<UnorderedMap>, SharedUnordered>(arguments);
 #ifdef WITH_ABSL
   if (arguments.system == "flat_hash_map") measure<MapEngine<FlatHashMap>, ShardedFlat>(arguments);

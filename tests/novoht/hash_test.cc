@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "novoht/base/bytes.h"
+#include "novoht/base/hashes.h"
 #include "novoht/base/random.h"
 
 namespace base {
@@ -78,6 +79,14 @@ TEST(BytesTest, AReaderFailsOnceAndForGood) {
     EXPECT_EQ(cut.u64(), 0u);
     EXPECT_EQ(cut.raw(1), "");
   }
+}
+
+TEST(HashTest, FnvAndJenkinsGiveTheirAuthorsValues) {
+  EXPECT_EQ(fnv1a64(""), 0xcbf29ce484222325u);
+  EXPECT_EQ(fnv1a64("a"), 0xaf63dc4c8601ec8cu);
+  EXPECT_EQ(fnv1a64("foobar"), 0x85944171f73967e8u);
+  EXPECT_EQ(jenkins32("a"), 0xca2e9442u);
+  EXPECT_EQ(jenkins32("The quick brown fox jumps over the lazy dog"), 0x519e91f5u);
 }
 
 TEST(BytesTest, EscapeShowsWhatATerminalMayShow) {
