@@ -109,7 +109,9 @@ class Table {
   Table(const Table&) = delete;
   Table& operator=(const Table&) = delete;
 
-  static std::uint64_t hash(Bytes key) { return base::hash64(key); }
+  // Not the plain hash64, by which an embedder may spread keys over a ring of tables: the keys of one table would share
+  // its first bits, which choose the leaf, and leaf after leaf would split without parting them.
+  static std::uint64_t hash(Bytes key) { return base::hash64(key, 0x6e6f766f6874); }
 
   const Entry* find(std::uint64_t hash, Bytes key) const;
   // The value becomes one fragment. expires_ms 0: never.

@@ -179,7 +179,7 @@ TEST_P(LimitTest, AFullFileSystemRefusesChangesAndTheStoreGoesOnWhenThereIsRoomA
     OwnedRecord record = testing::random_record(random, 2, 20'000, 2000);
     for (auto& change : record.changes) {
       if (i >= 4500) change = {Change::Kind::remove, "key" + std::to_string(random.below(20'000)), ""};
-      else if (change.kind != Change::Kind::remove) change.value.resize(900, 'v');
+      else if (change.kind != Change::Kind::remove) change.value.resize(2000, 'v');
     }
     const auto version = testing::apply_to(*store, record);
     if (version) {

@@ -519,5 +519,22 @@ TEST_F(StoreTest, AnEmptyTableCostsLittleMemory) {
   EXPECT_LT(store->statistics().memory_bytes - before, 1000u * 600 + (1u << 20));
 }
 
+// An embedder's partitions: the keys of each have plain hashes that begin with the same ten bits.
+TEST_F(StoreTest, KeysOfOnePartitionTakeNoMoreMemoryThanAnyOthers) {
+  const auto memory_with = [&](auto table_of) {
+    store.reset();
+    disk = {};
+    reopen();
+    for (int i = 0; i < 1'500'000; i++) {
+      const std::string key = "key" + std::to_string(i);
+      const auto table = static_cast<std::uint32_t>(table_of(key));
+      if (table < 32) apply({Change::insert(key, "v")}, TableId{table});
+    }
+    return store->statistics().memory_bytes;
+  };
+  const auto any = memory_with([](Bytes key) { return base::hash64(key) % 1024; });
+  EXPECT_LT(memory_with([](Bytes key) { return base::hash64(key) >> 54; }), any * 3 / 2);
+}
+
 }  // namespace
 }  // namespace novoht
