@@ -256,13 +256,14 @@ void refuse_flush(fuse_req_t request, fuse_ino_t, fuse_file_info*) { fuse_reply_
 void on_done(fuse_req_t request, fuse_ino_t, fuse_file_info*) { fuse_reply_err(request, 0); }
 void on_fsync(fuse_req_t request, fuse_ino_t, int, fuse_file_info*) { fuse_reply_err(request, 0); }
 
-using Names = std::vector<std::pair<std::string, Node*>>;
+using Names = std::vector<std::string>;
 void on_opendir(fuse_req_t request, fuse_ino_t number, fuse_file_info* info) {
   auto* names = new Names;
   Node* directory = node_of(number);
   {
     const std::lock_guard lock(directory->mutex);
-    names->assign(directory->names.begin(), directory->names.end());
+    names->reserve(directory->names.size());
+    for (const auto& [name, node] : directory->names) names->push_back(name);
   }
   info->fh = reinterpret_cast<std::uint64_t>(names);
   fuse_reply_open(request, info);
@@ -271,17 +272,33 @@ void on_releasedir(fuse_req_t request, fuse_ino_t, fuse_file_info* info) {
   delete reinterpret_cast<Names*>(info->fh);
   fuse_reply_err(request, 0);
 }
-void on_readdir(fuse_req_t request, fuse_ino_t, std::size_t size, off_t offset, fuse_file_info* info) {
+// The kernel lists and removes under one lock, but names that were there at opendir may be gone by now.
+template <typename Add>
+void reply_names(fuse_req_t request, fuse_ino_t number, std::size_t size, off_t offset, fuse_file_info* info, Add add) {
   const Names& names = *reinterpret_cast<Names*>(info->fh);
   std::string buffer(size, '\0');
   std::size_t used = 0;
   for (auto at = static_cast<std::size_t>(offset); at < names.size(); ++at) {
-    const std::size_t need = fuse_add_direntry(request, buffer.data() + used, size - used, names[at].first.c_str(),
-                                               &names[at].second->status, static_cast<off_t>(at + 1));
+    Node* const node = find(node_of(number), names[at].c_str());
+    if (node == nullptr) continue;
+    const std::size_t need = add(buffer.data() + used, size - used, names[at].c_str(), node, static_cast<off_t>(at + 1));
     if (need > size - used) break;
     used += need;
   }
   fuse_reply_buf(request, buffer.data(), used);
+}
+void on_readdir(fuse_req_t request, fuse_ino_t number, std::size_t size, off_t offset, fuse_file_info* info) {
+  reply_names(request, number, size, offset, info, [&](char* to, std::size_t room, const char* name, Node* node, off_t next) {
+    return fuse_add_direntry(request, to, room, name, &node->status, next);
+  });
+}
+void on_readdirplus(fuse_req_t request, fuse_ino_t number, std::size_t size, off_t offset, fuse_file_info* info) {
+  reply_names(request, number, size, offset, info, [&](char* to, std::size_t room, const char* name, Node* node, off_t next) {
+    const std::size_t need = fuse_add_direntry_plus(request, nullptr, 0, name, nullptr, next);
+    if (need > room) return need;
+    const fuse_entry_param entry = entry_of(node);  // counts as a lookup, so only when it goes out
+    return fuse_add_direntry_plus(request, to, room, name, &entry, next);
+  });
 }
 void on_getxattr(fuse_req_t request, fuse_ino_t, const char*, std::size_t) { fuse_reply_err(request, ENOSYS); }
 
@@ -320,6 +337,7 @@ int main(int argc, char** argv) {
   operations.opendir = on_opendir;
   operations.releasedir = on_releasedir;
   operations.readdir = on_readdir;
+  operations.readdirplus = on_readdirplus;
   operations.getxattr = on_getxattr;
   const char* arguments[] = {"fuse_limit", "-o", "fsname=fuse_limit,default_permissions", nullptr};
   fuse_args list = FUSE_ARGS_INIT(3, const_cast<char**>(arguments));
