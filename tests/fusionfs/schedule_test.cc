@@ -13,42 +13,52 @@
 namespace fusionfs {
 namespace {
 
-// Holds requests back until they are let go. Dead: they are never sent, nor answered.
+// Holds requests back until they are let go. Dead: they are never sent, nor answered; and ended: refused, so that what
+// waited for them goes away.
 class HeldClient final : public zht::Client {
  public:
   explicit HeldClient(zht::Client& inner) : inner_(inner) {}
   void submit(zht::Operation operation, zht::Completion completion, zht::Millis timeout) override {
-    if (dead) {
-      lost_.push_back(std::move(completion));
-      return;
-    }
-    held_.push_back([this, operation = std::move(operation), completion = std::move(completion), timeout]() mutable {
-      if (operation.kind == zht::OpKind::callback) {
-        zht::Outcome outcome;  // a wait that ends at once: the caller looks again
-        outcome.code = base::Code::timeout;
-        completion(std::move(outcome));
-        return;
-      }
-      inner_.submit(std::move(operation), std::move(completion), timeout);
-    });
+    if (ended_) refuse(completion);
+    else held_.push_back({std::move(operation), std::move(completion), timeout});
   }
   std::uint32_t partition_count() const override { return inner_.partition_count(); }
-  bool waiting() const { return !held_.empty(); }
+  bool waiting() const { return !dead_ && !held_.empty(); }
   void let_one_go() {
-    auto next = std::move(held_.front());
+    Held next = std::move(held_.front());
     held_.pop_front();
-    next();
+    if (next.operation.kind == zht::OpKind::callback) {
+      zht::Outcome outcome;  // a wait that ends at once: the caller looks again
+      outcome.code = base::Code::timeout;
+      next.completion(std::move(outcome));
+      return;
+    }
+    inner_.submit(std::move(next.operation), std::move(next.completion), next.timeout);
   }
-  void die() {
-    dead = true;
-    held_.clear();
+  void die() { dead_ = true; }
+  void end() {
+    ended_ = true;
+    while (!held_.empty()) {
+      const zht::Completion completion = std::move(held_.front().completion);
+      held_.pop_front();
+      refuse(completion);
+    }
   }
-  bool dead = false;
 
  private:
+  struct Held {
+    zht::Operation operation;
+    zht::Completion completion;
+    zht::Millis timeout;
+  };
+  static void refuse(const zht::Completion& completion) {
+    zht::Outcome outcome;
+    outcome.code = base::Code::io;
+    completion(std::move(outcome));
+  }
   zht::Client& inner_;
-  std::deque<std::function<void()>> held_;
-  std::vector<zht::Completion> lost_;
+  std::deque<Held> held_;
+  bool dead_ = false, ended_ = false;
 };
 
 struct Change {
@@ -305,6 +315,7 @@ TEST_P(ScheduleTest, TwoMountsAtOnceAreAsOneAfterTheOther) {
         << now << "from\n"
         << picture(tree);
     tree = match->first;
+    first.end();
   }
 }
 INSTANTIATE_TEST_SUITE_P(Seeds, ScheduleTest, testing::Range(0, 80));

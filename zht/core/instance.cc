@@ -368,7 +368,7 @@ Outcome Instance::refusal(Code code, std::string message, const Seen& seen) {
 
 base::WallTime Instance::expiry_of(const OperationView& operation) const {
   if (operation.ttl_ms == 0) return base::kNever;
-  return base::from_millis(now_ms_ + std::min<std::uint64_t>(operation.ttl_ms, 1'000'000'000'000));
+  return base::from_millis(now_ms_ + std::min<std::uint64_t>(operation.ttl_ms, kMaxTtl.count()));
 }
 
 Outcome Instance::evaluate(const OperationView& operation) {

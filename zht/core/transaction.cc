@@ -173,7 +173,7 @@ std::optional<Transaction::Found> PartitionTransaction::lookup(Bytes key, Range 
 
 Result<void> PartitionTransaction::insert(Bytes key, Bytes value, std::chrono::milliseconds ttl) {
   TRY(check_key(key));
-  return put(Change::insert(keep(key), keep(value), ttl.count() > 0 ? now_ + ttl : base::kNever));
+  return put(Change::insert(keep(key), keep(value), ttl.count() > 0 ? now_ + std::min(ttl, kMaxTtl) : base::kNever));
 }
 
 Result<void> PartitionTransaction::append(Bytes key, Bytes value) {

@@ -5,6 +5,7 @@
 // copy for those that do not live as long (a procedure's).
 #pragma once
 
+#include <chrono>
 #include <deque>
 #include <string>
 #include <unordered_map>
@@ -14,6 +15,9 @@
 #include "zht/procedure.h"
 
 namespace zht::core {
+
+// Times to live are cut to this: 31 years, so that no sum of times overflows.
+inline constexpr std::chrono::milliseconds kMaxTtl{1'000'000'000'000};
 
 inline constexpr std::size_t kMaxSteps = 10'000;                              // of one procedure or batch
 inline constexpr std::size_t kMaxWrittenBytes = std::size_t{64} << 20;        // by one procedure or batch
