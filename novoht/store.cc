@@ -12,6 +12,7 @@
 #include "novoht/core/checkpoint.h"
 #include "novoht/core/log.h"
 #include "novoht/core/recovery.h"
+#include "novoht/core/replay.h"
 #include "novoht/core/snapshot.h"
 #include "novoht/core/table.h"
 
@@ -1160,27 +1161,8 @@ Result<void> StoreImpl::replay(const core::Record& record, const core::RecordPla
 Result<void> StoreImpl::replay_changes(TableState& state, const core::Record& record, const core::RecordPlace& place) {
   const auto loaded = loaded_.find(static_cast<std::uint32_t>(record.table));
   const bool fuzzy = loaded != loaded_.end() && record.version <= loaded->second.end;
-  // Which keys already have this record is looked at before its own changes make them look so.
-  std::vector<bool> skip;
-  if (fuzzy) {
-    core::ChangeReader in(record.changes, record.change_count);
-    while (const auto change = in.next()) {
-      const Entry* const entry = state.table.find(core::Table::hash(change->key), change->key);
-      skip.push_back(entry != nullptr && entry->version >= record.version);
-    }
-  }
-  core::ChangeReader in(record.changes, record.change_count);
-  std::size_t index = 0;
-  while (const auto change = in.next()) {
-    if (fuzzy && skip[index++]) continue;
-    const std::uint64_t hash = core::Table::hash(change->key), expires = base::to_millis(change->expires);
-    switch (change->kind) {
-      case Change::Kind::insert: state.table.put(hash, change->key, change->value, expires, record.version); break;
-      case Change::Kind::append: state.table.append(hash, change->key, change->value, expires, record.version); break;
-      case Change::Kind::remove: state.table.erase(hash, change->key); break;
-    }
-  }
-  if (!in.ok()) return base::fail(Code::corrupt, place.path, " offset ", place.offset, ": a record with malformed changes");
+  if (!core::replay_changes(state.table, record.changes, record.change_count, record.version, fuzzy))
+    return base::fail(Code::corrupt, place.path, " offset ", place.offset, ": a record with malformed changes");
   return {};
 }
 

@@ -2,32 +2,12 @@
 
 #include <algorithm>
 
+#include "novoht/core/replay.h"
+
 namespace novoht::core {
 namespace {
 
 constexpr std::uint64_t kLargestBlock = std::uint64_t{1} << 40;  // more is not waited for: its size is damaged
-
-// Plays a record over a table some of whose entries are newer: those keep what they have.
-bool replay_over(Table& table, const SnapshotRecord& record) {
-  // Which keys already have this record is looked at before its own changes make them look so.
-  std::vector<bool> skip;
-  ChangeReader before(record.changes, record.change_count);
-  while (const auto change = before.next()) {
-    const Entry* const entry = table.find(Table::hash(change->key), change->key);
-    skip.push_back(entry != nullptr && entry->version >= record.version);
-  }
-  ChangeReader in(record.changes, record.change_count);
-  for (std::size_t i = 0; const auto change = in.next(); i++) {
-    if (skip[i]) continue;
-    const std::uint64_t hash = Table::hash(change->key), expires = base::to_millis(change->expires);
-    switch (change->kind) {
-      case Change::Kind::insert: table.put(hash, change->key, change->value, expires, record.version); break;
-      case Change::Kind::append: table.append(hash, change->key, change->value, expires, record.version); break;
-      case Change::Kind::remove: table.erase(hash, change->key); break;
-    }
-  }
-  return in.ok();
-}
 
 }  // namespace
 
@@ -211,7 +191,8 @@ Result<void> TableImport::take_records(Bytes payload) {
     const auto record = parse_snapshot_record(in);
     if (!record || record->version != imported_.version + 1 || record->epoch < imported_.epoch)
       return damaged("a record that does not follow version " + std::to_string(imported_.version));
-    if (!replay_over(shadow_->table(), *record)) return damaged("a record with malformed changes");
+    if (!replay_changes(shadow_->table(), record->changes, record->change_count, record->version, true))
+      return damaged("a record with malformed changes");
     imported_.version = record->version;
     imported_.epoch = record->epoch;
     imported_.notes.push_back({record->version, record->epoch, std::string(record->note)});

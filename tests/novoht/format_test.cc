@@ -5,12 +5,11 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <fstream>
 #include <iostream>
-#include <sstream>
 
 #include "novoht/base/memory_files.h"
 #include "novoht/core/recovery.h"
+#include "tests/novoht/format_document.h"
 
 namespace novoht::core {
 namespace {
@@ -51,28 +50,8 @@ std::string example_checkpoint() {
   return out;
 }
 
-// The block that begins with ```hex <name>: bytes in hexadecimal, `|` and what follows is commentary.
-std::string from_document(const std::string& name) {
-  std::ifstream in(std::string(NOVOHT_SOURCE) + "/novoht/FORMAT.md");
-  std::string line, bytes;
-  bool inside = false;
-  while (std::getline(in, line)) {
-    if (line == "```hex " + name) {
-      inside = true;
-    } else if (inside && line == "```") {
-      break;
-    } else if (inside) {
-      std::istringstream words(line.substr(0, line.find('|')));
-      for (std::string word; words >> word;)
-        for (std::size_t i = 0; i + 1 < word.size(); i += 2)
-          bytes += static_cast<char>(std::stoi(word.substr(i, 2), nullptr, 16));
-    }
-  }
-  return bytes;
-}
-
 void expect_in_document(const std::string& name, const std::string& bytes) {
-  EXPECT_EQ(base::to_hex(from_document(name)), base::to_hex(bytes)) << name;
+  EXPECT_EQ(base::to_hex(testing::from_format_document(name)), base::to_hex(bytes)) << name;
 }
 
 TEST(FormatTest, TheDocumentsExampleIsWhatThisCodeWrites) {
@@ -84,7 +63,7 @@ TEST(FormatTest, TheDocumentsExampleIsWhatThisCodeWrites) {
 TEST(FormatTest, TheDocumentsExampleOpensAsAStore) {
   base::MemoryFiles disk;
   for (const char* name : {"STORE", "log-0000000000000002.segment", "table-00000007.checkpoint"})
-    disk.put(std::string("/example/") + name, from_document(name));
+    disk.put(std::string("/example/") + name, testing::from_format_document(name));
   struct : Companion {
     Result<void> restore(TableId, Bytes attachment) override { seen += "restore " + std::string(attachment); return {}; }
     Result<void> replay(TableId, Version version, std::uint64_t epoch, Bytes note) override {

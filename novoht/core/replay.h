@@ -1,0 +1,13 @@
+// What a record does to a table when it is read back: from the log, or from a snapshot.
+#pragma once
+
+#include "novoht/core/table.h"
+
+namespace novoht::core {
+
+// Plays a record's encoded changes. guarded: the table may already have what this or later records made (a fuzzy
+// checkpoint, a snapshot); keys that have it keep it. False: the changes are malformed, and perhaps the first ones were
+// played.
+bool replay_changes(Table& table, Bytes changes, std::size_t change_count, Version version, bool guarded);
+
+}  // namespace novoht::core
