@@ -295,7 +295,7 @@ void Node::tick() {
       info.leaving = leaving;
       manager->tick(now());
       replicator->set_candidates(manager->candidates(now()));
-      replicator->set_racks(manager->racks());
+      replicator->set_sites(manager->sites());
       if (keeper) keeper->tick(now());
       replicator->tick();
     });
@@ -557,7 +557,7 @@ void Node::on_promoted(Member, PartitionId partition) {
 void Node::on_committed(Member, PartitionId partition, Version first_version, Version last) {
   const PartitionTable& table = store->table(partition);
   const Replica& replica = replicator->get(partition);
-  if (replica.role() == Replica::Role::primary && replica.view().sync.size() < world_.timing.sync_copies)
+  if (replica.role() == Replica::Role::primary && replica.view().sync.size() < std::min<std::size_t>(replica.view().need, world_.timing.sync_copies))
     world_.bad("committed with too few copies", Cluster::name(id_) + " entry " + std::to_string(last));
   for (Version v = first_version; v <= last; v++)
     world_.history.committed(static_cast<std::uint32_t>(partition), table.log[v - 1], Cluster::name(id_));
@@ -674,6 +674,7 @@ Cluster::Cluster(std::uint64_t seed, const RunOptions& run) : random(seed * 2 + 
   for (std::uint32_t p = 0; p < partition_count; p++) {
     View view;
     view.epoch = Epoch{1};
+    view.need = static_cast<std::uint32_t>(timing.sync_copies);
     for (std::uint32_t i = 0; i < 3; i++) {
       const Member one{InstanceId{(p + i) % kSeeds}, 1};
       if (i == 0) view.primary = one;

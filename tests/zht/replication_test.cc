@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "novoht/base/memory_files.h"
 #include "zht/core/replication/balancer.h"
@@ -53,6 +54,19 @@ TEST(View, ThePrimaryAloneTakesInAndDrops) {
   EXPECT_FALSE(apply(view, Kind::promote_learner, member(0), member(1)));
   EXPECT_EQ(to_string(*apply(view, Kind::transfer, member(0), member(1))), "2: 0.1 1.1* | 2.1");
   EXPECT_FALSE(apply(view, Kind::transfer, member(0), member(2)));
+}
+
+TEST(View, NeedsAsManyInSyncAsItOnceHad) {
+  View view = view_of(1, {member(0)}, {member(1), member(2)});
+  view = *next_view(view, {Change::Kind::promote_learner, Epoch{1}, member(0), member(1), {}, 2});
+  EXPECT_EQ(view.need, 2u);
+  view = *next_view(view, {Change::Kind::promote_learner, Epoch{2}, member(0), member(2), {}, 2});
+  EXPECT_EQ(view.need, 2u);  // not more than are wanted
+  view = *next_view(view, {Change::Kind::remove, Epoch{3}, member(0), member(1)});
+  view = *next_view(view, {Change::Kind::remove, Epoch{4}, member(0), member(2)});
+  EXPECT_EQ(view.need, 2u) << "a failure makes nobody content with less";
+  view.learners = {member(1)};
+  EXPECT_EQ(next_view(view, {Change::Kind::remove, Epoch{5}, member(0), member(1), {}, 1})->need, 1u) << "a planned end does";
 }
 
 TEST(View, ARestartedMemberTakesItsOldPlace) {
@@ -247,7 +261,7 @@ TEST(Channel, ADepartureIsSaidUntilItIsKnown) {
 class Balance : public testing::Test {
  protected:
   void place(std::uint32_t instances, std::uint32_t racks = 1000) {
-    for (std::uint32_t i = 0; i < instances; i++) places_.push_back({InstanceId{i}, i % racks, false, true});
+    for (std::uint32_t i = 0; i < instances; i++) places_.push_back({InstanceId{i}, i % racks, false, true, i});
   }
   void fill(std::uint32_t partitions, std::uint32_t over) {
     for (std::uint32_t p = 0; p < partitions; p++)
@@ -335,6 +349,20 @@ TEST_F(Balance, CopiesStayOnDifferentRacks) {
     std::sort(racks.begin(), racks.end());
     EXPECT_EQ(std::unique(racks.begin(), racks.end()), racks.end()) << to_string(view);
   }
+}
+
+TEST_F(Balance, TwoCopiesAreNeverOnOneNode) {
+  place(4);
+  fill(64, 4);
+  for (std::uint32_t i = 4; i < 8; i++) places_.push_back({InstanceId{i}, i, false, true, i - 4});  // a second instance each
+  run();
+  for (const View& view : views_) {
+    std::set<std::uint64_t> nodes;
+    for (Member one : view.sync) nodes.insert(static_cast<std::uint32_t>(one.instance) % 4);
+    for (Member one : view.learners) nodes.insert(static_cast<std::uint32_t>(one.instance) % 4);
+    EXPECT_EQ(nodes.size(), 3u);
+  }
+  for (const auto& [instance, count] : copies()) EXPECT_NEAR(count, 24, 2) << instance;
 }
 
 TEST_F(Balance, WhatHasADeadMemberIsLeftToRepair) {

@@ -1,6 +1,7 @@
 #include "zht/core/replication/balancer.h"
 
 #include <algorithm>
+#include <set>
 
 namespace zht::replication {
 namespace {
@@ -9,14 +10,19 @@ class Plan {
  public:
   Plan(std::span<const View> views, std::span<const Place> places, const BalanceOptions& options)
       : places_(places), options_(options) {
-    for (const Place& one : places_) copies_[one.instance], primaries_[one.instance];
+    std::set<std::uint64_t> nodes;
+    for (const Place& one : places_) {
+      copies_[one.instance], primaries_[one.instance];
+      if (!one.leaving) nodes.insert(one.node);
+    }
+    staying_ = nodes.size();
     for (const View& view : views) {
       Goal now;
       now.primary = view.primary.instance;
       for (const Members* members : {&view.sync, &view.learners})
         for (Member one : *members) now.members.push_back(one.instance);
       const bool whole = std::all_of(now.members.begin(), now.members.end(), [&](InstanceId one) { return find(one) != nullptr; });
-      movable_.push_back(whole && now.members.size() >= std::min(options_.copies, staying()));
+      movable_.push_back(whole && now.members.size() >= std::min(options_.copies, staying_));
       for (InstanceId one : now.members) copies_[one]++;
       primaries_[now.primary]++;
       now_.push_back(now);
@@ -39,11 +45,16 @@ class Plan {
     const auto found = std::find_if(places_.begin(), places_.end(), [&](const Place& one) { return one.instance == instance; });
     return found == places_.end() ? nullptr : &*found;
   }
-  std::size_t staying() const {
-    return static_cast<std::size_t>(std::count_if(places_.begin(), places_.end(), [](const Place& one) { return !one.leaving; }));
-  }
   static bool has(const Goal& goal, InstanceId instance) {
     return std::find(goal.members.begin(), goal.members.end(), instance) != goal.members.end();
+  }
+
+  // Another copy on the goal's node (that of `except` not counted)?
+  bool shares_node(const Goal& goal, std::uint64_t node, InstanceId except) const {
+    return std::any_of(goal.members.begin(), goal.members.end(), [&](InstanceId one) {
+      const Place* const place = one == except ? nullptr : find(one);
+      return place != nullptr && place->node == node;
+    });
   }
 
   // Another copy of the goal's rack (that of `except` not counted)?
@@ -59,7 +70,9 @@ class Plan {
     const Place* best = nullptr;
     const auto rank = [&](const Place& one) { return std::tuple(shares_rack(goal, one.rack, from), copies_.at(one.instance), one.instance); };
     for (const Place& one : places_)
-      if (!one.leaving && one.room && !has(goal, one.instance) && (best == nullptr || rank(one) < rank(*best))) best = &one;
+      if (!one.leaving && one.room && !shares_node(goal, one.node, from) && !has(goal, one.instance) &&
+          (best == nullptr || rank(one) < rank(*best)))
+        best = &one;
     return best;
   }
 
@@ -94,17 +107,25 @@ class Plan {
   }
 
   bool even_copies() {
-    const Place* most = nullptr;
-    const Place* least = nullptr;
-    for (const Place& one : places_) {
-      if (one.leaving) continue;
-      if (most == nullptr || copies_[one.instance] > copies_[most->instance]) most = &one;
-      if (one.room && (least == nullptr || copies_[one.instance] < copies_[least->instance])) least = &one;
-    }
-    if (most == nullptr || least == nullptr || copies_[most->instance] <= copies_[least->instance] + 1) return false;
+    std::vector<const Place*> full, empty;
+    for (const Place& one : places_)
+      if (!one.leaving) full.push_back(&one);
+    std::stable_sort(full.begin(), full.end(), [&](auto* a, auto* b) { return copies_[a->instance] > copies_[b->instance]; });
+    for (const Place* one : full)
+      if (one->room) empty.insert(empty.begin(), one);
+    for (const Place* most : full)
+      for (const Place* least : empty) {
+        if (copies_[most->instance] <= copies_[least->instance] + 1) break;
+        if (move_one(most, least)) return true;
+      }
+    return false;
+  }
+
+  bool move_one(const Place* most, const Place* least) {
     for (std::size_t p = 0; p < goals_.size(); p++) {
       Goal& goal = goals_[p];
       if (!movable_[p] || goal != now_[p] || !has(goal, most->instance) || has(goal, least->instance)) continue;
+      if (shares_node(goal, least->node, most->instance)) continue;
       // Evenness is not worth two copies on one rack.
       if (shares_rack(goal, least->rack, most->instance) && !shares_rack(goal, most->rack, most->instance)) continue;
       replace(goal, most->instance, least->instance);
@@ -133,7 +154,7 @@ class Plan {
   std::vector<Goal> now_, goals_;
   std::vector<bool> movable_;
   std::map<InstanceId, std::size_t> copies_, primaries_;
-  std::size_t moves_ = 0;
+  std::size_t moves_ = 0, staying_ = 0;  // staying_: nodes
 };
 
 }  // namespace

@@ -14,6 +14,7 @@ struct Place {
   std::uint32_t rack = 0;
   bool leaving = false;  // to be emptied
   bool room = true;      // may take more
+  std::uint64_t node = 0;  // two copies are never on one
 };
 
 struct BalanceOptions {

@@ -130,7 +130,7 @@ void Manager::plan(base::Time now) {
   for (const auto& [node, known] : nodes_) {
     if (!lives(known, now)) continue;
     for (Member one : known.info.instances) {
-      places.push_back({one.instance, known.info.rack, known.info.leaving, known.info.room});
+      places.push_back({one.instance, known.info.rack, known.info.leaving, known.info.room, static_cast<std::uint64_t>(node)});
       home[one.instance] = node;
     }
   }
@@ -158,15 +158,15 @@ std::vector<Candidate> Manager::candidates(base::Time now) const {
   std::vector<Candidate> out;
   for (const auto& [node, known] : nodes_) {
     if (!lives(known, now) || known.info.leaving || !known.info.room) continue;
-    for (Member one : known.info.instances) out.push_back({one, known.info.rack});
+    for (Member one : known.info.instances) out.push_back({one, known.info.rack, static_cast<std::uint64_t>(node)});
   }
   return out;
 }
 
-std::map<InstanceId, std::uint32_t> Manager::racks() const {
-  std::map<InstanceId, std::uint32_t> out;
+std::map<InstanceId, Site> Manager::sites() const {
+  std::map<InstanceId, Site> out;
   for (const auto& [node, known] : nodes_)
-    for (Member one : known.info.instances) out[one.instance] = known.info.rack;
+    for (Member one : known.info.instances) out[one.instance] = {static_cast<std::uint64_t>(node), known.info.rack};
   return out;
 }
 

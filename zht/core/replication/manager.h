@@ -63,7 +63,7 @@ class Manager {
   const std::vector<View>& views() const { return views_; }
   std::uint64_t version() const;  // of the whole table: grows with every view
   std::vector<Candidate> candidates(base::Time now) const;
-  std::map<InstanceId, std::uint32_t> racks() const;
+  std::map<InstanceId, Site> sites() const;
   NodeInfo& self() { return nodes_[options_.self].info; }
 
  private:

@@ -277,7 +277,8 @@ void Replica::let_go() {
 void Replica::try_commit() {
   if (role() != Role::primary) return;
   if (broken(Defect::acknowledge_early)) return advance(durable_);
-  if (view_.sync.size() < host_.timing().sync_copies && !broken(Defect::few_copies)) return;
+  // Fewer than are wanted are enough only for a view that never had as many: a cluster that still grows.
+  if (view_.sync.size() < std::min<std::size_t>(view_.need, host_.timing().sync_copies) && !broken(Defect::few_copies)) return;
   Version commit = durable_;
   (void)all_of_mine([&](Member one) {
     commit = std::min(commit, followers_.at(one).match);
@@ -631,8 +632,9 @@ std::string Replica::story() const {
 
 // --- time, as the primary ---
 
-void Replica::want(Kind kind, Member target) {
-  const Change change{kind, view_.epoch, host_.self(), target, {}};
+void Replica::want(Kind kind, Member target, std::size_t copies) {
+  Change change{kind, view_.epoch, host_.self(), target, {}};
+  change.copies = copies;
   if (!next_view(view_, change, host_.defects())) return;
   wish_ = change;
   wished_at_ = host_.now();
@@ -693,7 +695,7 @@ void Replica::tick_primary() {
       if (!is_me(one) && is_ready(one)) return want(Kind::transfer, one);
   if (view_.sync.size() < timing.sync_copies)
     for (Member one : view_.learners)
-      if (is_ready(one)) return want(Kind::promote_learner, one);
+      if (is_ready(one)) return want(Kind::promote_learner, one, timing.sync_copies);
   if (view_.sync.size() + view_.learners.size() < timing.copies)
     if (const auto found = choose_learner()) return want(Kind::add_learner, *found);
   // Only what is safe is moved.
@@ -720,7 +722,7 @@ void Replica::want_goal() {
   const auto lead = member_at(view_, goal_->primary);
   for (Member one : view_.learners) {
     const bool needed = one.instance == goal_->primary || (complete && good < host_.timing().sync_copies && wanted(one.instance));
-    if (needed && is_ready(one)) return want(Kind::promote_learner, one);
+    if (needed && is_ready(one)) return want(Kind::promote_learner, one, host_.timing().sync_copies);
   }
   if (lead && !is_me(*lead)) {
     if (in_sync(view_, *lead) && is_ready(*lead)) want(Kind::transfer, *lead);
@@ -730,21 +732,22 @@ void Replica::want_goal() {
   if (good >= std::min(host_.timing().sync_copies, goal_->members.size()))
     for (const Members* all : {&view_.learners, &view_.sync})
       for (Member one : *all)
-        if (!wanted(one.instance)) return want(Kind::remove, one);
+        if (!wanted(one.instance)) return want(Kind::remove, one, goal_->members.size());
   if (members == goal_->members.size()) goal_.reset();
 }
 
 std::optional<Member> Replica::choose_learner() const {
-  std::vector<std::uint32_t> racks;
+  std::vector<Site> taken;
   for (const Members* members : {&view_.sync, &view_.learners})
-    for (Member one : *members) racks.push_back(host_.rack_of(one.instance));
+    for (Member one : *members) taken.push_back(host_.site_of(one.instance));
   std::optional<Member> best;
   std::tuple<bool, bool, std::uint64_t> best_rank;
   for (const Candidate& one : host_.candidates()) {
-    if (member_at(view_, one.member.instance)) continue;
+    if (std::any_of(taken.begin(), taken.end(), [&](const Site& site) { return site.node == one.node; })) continue;
+    const bool same_rack = std::any_of(taken.begin(), taken.end(), [&](const Site& site) { return site.rack == one.rack; });
     const auto shunned = shunned_.find(one.member.instance);
     const std::tuple rank(shunned != shunned_.end() && host_.now() < shunned->second,
-                          std::find(racks.begin(), racks.end(), one.rack) != racks.end(), lot(partition_, one.member.instance));
+                          same_rack, lot(partition_, one.member.instance));
     if (best && best_rank <= rank) continue;
     best = one.member;
     best_rank = rank;

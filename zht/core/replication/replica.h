@@ -30,8 +30,8 @@ struct Timing {
   base::Duration retry = std::chrono::milliseconds(60);    // what was not answered is said again
   base::Duration shun = std::chrono::seconds(2);           // who fell out of a view is taken in last for this long
   std::size_t copies = 3;                                  // members wanted, learners included
-  std::size_t sync_copies = 2;                             // members that have every acknowledged change: with fewer in
-                                                           // sync, changes wait until the primary has found another
+  std::size_t sync_copies = 2;                             // members that have every acknowledged change: once a view has
+                                                           // had as many, changes wait while there are fewer (View::need)
   std::size_t message_bytes = std::size_t{1} << 20;        // of entries in one message for one partition
   std::size_t window = 4096;                               // entries sent and not acknowledged, for each follower
   std::size_t tail_bytes = std::size_t{1} << 20;           // committed entries kept in memory for followers that lag
@@ -40,6 +40,13 @@ struct Timing {
 // An instance that could take a copy: lives, has room.
 struct Candidate {
   Member member;
+  std::uint32_t rack = 0;
+  std::uint64_t node = 0;  // two copies are never on one node, whatever its number of instances
+};
+
+// Where an instance runs.
+struct Site {
+  std::uint64_t node = 0;
   std::uint32_t rack = 0;
 };
 
@@ -73,7 +80,7 @@ class ReplicaHost {
   virtual void want_beacon() = 0;                        // one at the end of this round
   virtual void propose(PartitionId partition, const Change& change) = 0;
   virtual std::span<const Candidate> candidates() const = 0;
-  virtual std::uint32_t rack_of(InstanceId instance) const = 0;
+  virtual Site site_of(InstanceId instance) const = 0;  // of one nobody has told of: a node of its own
   virtual void release(PartitionId partition, const Held& held, bool shown) = 0;
   // For whoever checks the protocol; nothing depends on them.
   virtual void on_promoted(PartitionId) {}
@@ -199,7 +206,7 @@ class Replica {
   void tick_primary();
   void tick_stranger();
   void recover_together();
-  void want(Change::Kind kind, Member target);
+  void want(Change::Kind kind, Member target, std::size_t copies = 0);
   bool is_ready(Member peer) const;  // attached, heard of late, and a round from the end at most
   void want_goal();
   std::optional<Member> choose_learner() const;

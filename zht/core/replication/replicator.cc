@@ -57,9 +57,9 @@ PeerMessage& Replicator::message_to(InstanceId peer) {
   return message;
 }
 
-std::uint32_t Replicator::rack_of(InstanceId instance) const {
-  const auto found = racks_.find(instance);
-  return found == racks_.end() ? 0 : found->second;
+Site Replicator::site_of(InstanceId instance) const {
+  const auto found = sites_.find(instance);
+  return found == sites_.end() ? Site{~std::uint64_t{0} - static_cast<std::uint32_t>(instance), 0} : found->second;
 }
 
 void Replicator::on_message(const PeerMessage& message) {

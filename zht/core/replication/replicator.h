@@ -54,7 +54,7 @@ class Replicator final : public ReplicaHost {
 
   // Who lives and has room, and where instances stand: told by the manager, now and then.
   void set_candidates(std::vector<Candidate> candidates) { candidates_ = std::move(candidates); }
-  void set_racks(std::map<InstanceId, std::uint32_t> racks) { racks_ = std::move(racks); }
+  void set_sites(std::map<InstanceId, Site> sites) { sites_ = std::move(sites); }
 
   // A view this instance has or may soon have a part in. Others are not its concern.
   void adopt(PartitionId partition, const View& view);
@@ -90,7 +90,7 @@ class Replicator final : public ReplicaHost {
   void want_beacon() override { beacon_wanted_ = true; }
   void propose(PartitionId partition, const Change& change) override { wishes_.push_back({partition, change}); }
   std::span<const Candidate> candidates() const override { return candidates_; }
-  std::uint32_t rack_of(InstanceId instance) const override;
+  Site site_of(InstanceId instance) const override;
   void release(PartitionId partition, const Held& held, bool shown) override { released_.push_back({partition, held.token, shown}); }
   void on_promoted(PartitionId partition) override;
   void on_committed(PartitionId partition, Version first, Version last) override;
@@ -120,7 +120,7 @@ class Replicator final : public ReplicaHost {
   std::vector<Wish> wishes_;
   std::vector<ViewNews> news_;
   std::vector<Candidate> candidates_;
-  std::map<InstanceId, std::uint32_t> racks_;
+  std::map<InstanceId, Site> sites_;
   base::Time now_{}, last_beacon_{}, next_beacon_{}, next_farewell_{};
   std::uint64_t serial_ = 0;
   bool beacon_wanted_ = false, failed_ = false;

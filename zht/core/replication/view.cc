@@ -103,6 +103,7 @@ std::optional<View> next_view(const View& view, const Change& change, Defects de
       if (!by_primary || change.target == view.primary || !is_member(view, change.target)) return {};
       drop(made.sync, change.target);
       drop(made.learners, change.target);
+      if (change.copies != 0) made.need = static_cast<std::uint32_t>(std::min<std::uint64_t>(made.need, change.copies));
       break;
     case Kind::add_learner:
       if (!by_primary || member_at(view, change.target.instance)) return {};
@@ -112,6 +113,7 @@ std::optional<View> next_view(const View& view, const Change& change, Defects de
       if (!by_primary || !contains(view.learners, change.target)) return {};
       drop(made.learners, change.target);
       made.sync.push_back(change.target);
+      made.need = std::max(made.need, static_cast<std::uint32_t>(std::min<std::uint64_t>(change.copies, made.sync.size())));
       break;
     case Kind::transfer:
       if (!by_primary || change.target == view.primary || !contains(view.sync, change.target)) return {};
@@ -154,6 +156,7 @@ void encode(std::string& out, const View& view) {
   encode(writer, {view.primary});
   encode(writer, view.sync);
   encode(writer, view.learners);
+  writer.u32(view.need);
 }
 
 View decode_view(base::Reader& reader) {
@@ -163,6 +166,7 @@ View decode_view(base::Reader& reader) {
   if (primary.size() == 1) view.primary = primary.front();
   view.sync = decode_members(reader);
   view.learners = decode_members(reader);
+  view.need = reader.u32();
   return view;
 }
 
