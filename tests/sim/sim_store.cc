@@ -56,13 +56,13 @@ std::string encode(Position at) {
 class Snapshot final : public replication::SnapshotSource {
  public:
   explicit Snapshot(std::vector<EntryPtr> log) : log_(std::move(log)) {}
-  Position at() const override { return log_.empty() ? Position{} : log_.back()->at; }
-  std::uint64_t count() const override { return log_.size() / kEntries + 1; }
-  Result<std::string> read(std::uint64_t index) override {
+  Version begun() const override { return log_.size(); }
+  std::optional<Position> at() const override { return log_.empty() ? Position{} : log_.back()->at; }
+  Result<Piece> read(std::uint64_t index) override {
     std::string out;
     base::Writer writer(out);
     for (std::size_t i = index * kEntries; i < std::min(log_.size(), (index + 1) * kEntries); i++) encode(writer, *log_[i]);
-    return out;
+    return Piece{std::move(out), (index + 1) * kEntries > log_.size()};
   }
 
  private:

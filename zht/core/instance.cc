@@ -49,56 +49,73 @@ Result<Durability> parse_durability(std::string_view text) {
   return fail(Code::invalid, "durability \"", base::escape(text), "\" is not one of none, interval, always");
 }
 
-Instance::Instance(InstanceOptions options, const Procedures& procedures, const MembershipTable& table)
-    : options_(options), procedures_(procedures), table_(table) {
-  epochs_.resize(table_.partition_count());
-  for (std::uint32_t p = 0; p < table_.partition_count(); p++) {
-    const View& view = table_.partitions[p];
-    if (view.primary != options_.id) continue;
-    epochs_[p] = static_cast<std::uint64_t>(view.epoch);
-    owned_++;
-  }
-}
+Instance::Instance(InstanceOptions options, const Procedures& procedures, std::vector<replication::View> views)
+    : options_(std::move(options)), procedures_(procedures), views_(std::move(views)), epochs_(views_.size()) {}
 
 Instance::~Instance() = default;
 
 Result<std::unique_ptr<Instance>> Instance::open(base::FileSystem& files, std::string folder, InstanceOptions options,
                                                  const Procedures& procedures, const MembershipTable& table) {
-  std::unique_ptr<Instance> instance(new Instance(options, procedures, table));
-  novoht::Options store;
-  store.companion = instance.get();
-  store.segment_size = options.segment_size;
-  store.log_floor = options.log_floor;
-  store.max_key_size = kMaxKeySize;
-  TRY_LET(opened, novoht::Store::open(files, std::move(folder), store));
-  instance->store_ = std::move(opened);
-  for (TableId held : instance->store_->tables())
-    if (!instance->owns(static_cast<PartitionId>(held)))
-      return fail(Code::invalid, "instance ", static_cast<std::uint32_t>(options.id), " holds data of partition ",
-                  static_cast<std::uint32_t>(held), ", which the membership table gives to another");
+  std::vector<replication::View> views;
+  for (const View& one : table.partitions) {
+    replication::View& view = views.emplace_back();
+    view.epoch = one.epoch;
+    const auto member = [&](InstanceId id) {
+      for (const InstanceAddress& instance : table.instances)
+        if (instance.id == id) return replication::Member{id, instance.member.incarnation};
+      return replication::Member{id, 0};
+    };
+    view.primary = member(one.primary);
+    for (InstanceId id : one.sync) view.sync.push_back(member(id));
+    for (InstanceId id : one.learners) view.learners.push_back(member(id));
+  }
+  for (const InstanceAddress& instance : table.instances)
+    if (instance.id == options.id && options.incarnation == 0) options.incarnation = instance.member.incarnation;
+  return open(files, std::move(folder), std::move(options), procedures, std::move(views));
+}
+
+Result<std::unique_ptr<Instance>> Instance::open(base::FileSystem& files, std::string folder, InstanceOptions options,
+                                                 const Procedures& procedures, std::vector<replication::View> views) {
+  if (!options.clustered) options.timing.copies = options.timing.sync_copies = 1;
+  std::unique_ptr<Instance> instance(new Instance(std::move(options), procedures, std::move(views)));
+  const InstanceOptions& known = instance->options_;
+  ReplicatedStore::Options store;
+  store.store.segment_size = known.segment_size;
+  store.store.log_floor = known.log_floor;
+  store.store.max_key_size = kMaxKeySize;
+  store.clustered = known.clustered;
+  store.incarnation = known.incarnation;
+  store.synced_before_shown = known.durability == Durability::always;
+  store.boot = known.boot;
+  TRY_LET(opened, ReplicatedStore::open(files, std::move(folder), store));
+  instance->replicated_ = std::move(opened);
+  instance->store_ = &instance->replicated_->tables();
+  instance->results_ = &instance->replicated_->results();
+  const replication::Member self{known.id, known.incarnation};
+  instance->replicator_ =
+      std::make_unique<replication::Replicator>(self, known.timing, *instance->replicated_, known.defects, known.observer);
+  for (std::uint32_t p = 0; p < instance->partitions(); p++) {
+    instance->replicator_->adopt(PartitionId{p}, instance->views_[p]);
+    instance->refresh(PartitionId{p});
+  }
+  for (PartitionId held : instance->replicated_->partitions()) {
+    if (number_of(held) >= instance->partitions())
+      return fail(Code::invalid, "instance ", static_cast<std::uint32_t>(known.id), " holds data of partition ", number_of(held),
+                  " of ", instance->partitions());
+    if (known.clustered)
+      instance->replicator_->get(held).adopt(instance->views_[number_of(held)]);
+    else if (instance->epochs_[number_of(held)] == 0)
+      return fail(Code::invalid, "instance ", static_cast<std::uint32_t>(known.id), " holds data of partition ", number_of(held),
+                  ", which the membership table gives to another");
+  }
   instance->transaction_ = std::make_unique<PartitionTransaction>(*instance->store_, base::WallTime{});
   return instance;
 }
 
-Result<void> Instance::restore(TableId table, Bytes attachment) {
-  return results_.decode(static_cast<PartitionId>(table), attachment);
-}
-
-Result<void> Instance::replay(TableId table, Version version, std::uint64_t, Bytes bytes) {
-  if (bytes.empty()) return {};  // housekeeping: nobody asked for it
-  TRY_LET(note, decode_note(bytes, version));
-  results_.record(static_cast<PartitionId>(table), std::move(note));
-  return {};
-}
-
-std::string Instance::attachment(TableId table) {
-  std::string out;
-  results_.encode(static_cast<PartitionId>(table), out);
-  return out;
-}
-
-bool Instance::owns(PartitionId partition) const {
-  return number_of(partition) < epochs_.size() && epochs_[number_of(partition)] != 0;
+std::size_t Instance::partition_count() const {
+  return static_cast<std::size_t>(std::count_if(views_.begin(), views_.end(), [&](const replication::View& view) {
+    return view.primary == replicator_->self();
+  }));
 }
 
 void Instance::begin_round(base::Time now, base::WallTime wall) {
@@ -106,23 +123,52 @@ void Instance::begin_round(base::Time now, base::WallTime wall) {
   // Expiry follows the wall clock but never back: a key that was once seen expired stays so.
   wall_ = std::max(wall_, wall);
   now_ms_ = base::to_millis(wall_);
-  store_->set_now(wall_);
+  // Members must agree on what is there, and their clocks do not: in a cluster a key is there until its primary has put its
+  // removal into the log, which it does before it looks at anything.
+  if (!options_.clustered) store_->set_now(wall_);
   transaction_->set_now(wall_);
-  changed_in_round_ = false;
+  changed_in_round_ = marked_ = false;
+  if (options_.clustered) replicator_->begin(now);
+}
+
+std::vector<replication::PeerMessage> Instance::take_peer_messages() {
+  if (!marked_ && options_.clustered) {
+    mark_ = replicator_->mark();
+    marked_ = true;
+  }
+  return replicator_->take_messages();
 }
 
 Result<void> Instance::end_round() {
   statistics_.rounds++;
-  if (!changed_in_round_) return {};
+  if (!marked_ && options_.clustered) mark_ = replicator_->mark();
+  marked_ = true;
+  if (options_.clustered) changed_in_round_ = store_->dirty();
   Result<void> written;
-  if (options_.durability == Durability::always) {
-    statistics_.syncs++;
-    written = store_->sync();
-  } else {
-    written = store_->flush();
+  if (changed_in_round_) {
+    if (options_.durability == Durability::always) {
+      statistics_.syncs++;
+      written = store_->sync();
+    } else {
+      written = store_->flush();
+    }
+    note_failure(written);
   }
-  note_failure(written);
+  if (options_.clustered && written) replicator_->durable(mark_, now_);
   return written;
+}
+
+void Instance::finish_round(base::Time now) {
+  if (!options_.clustered) return;
+  replicator_->finish(now);
+  for (const replication::Released& one : replicator_->take_released()) release(one);
+}
+
+Result<void> Instance::close() {
+  if (!failure_.empty()) return fail(Code::io, "the store only reads: ", failure_);
+  auto closed = replicated_->close();
+  note_failure(closed);
+  return closed;
 }
 
 Result<void> Instance::sync() {
@@ -133,7 +179,118 @@ Result<void> Instance::sync() {
 }
 
 void Instance::note_failure(const Result<void>& outcome) {
-  if (!outcome && failure_.empty()) failure_ = outcome.error().message;
+  if (outcome || !failure_.empty()) return;
+  failure_ = outcome.error().message;
+  if (options_.clustered) stop_serving();
+}
+
+// Nothing may be acknowledged any more.
+void Instance::stop_serving() {
+  replicator_->fail();
+  std::fill(epochs_.begin(), epochs_.end(), 0);
+  for (std::uint32_t p = 0; p < partitions(); p++) leave(PartitionId{p});
+}
+
+// --- replication ---
+
+void Instance::on_peer(const replication::PeerMessage& message) {
+  replicator_->on_message(message);
+  for (replication::ViewNews& one : replicator_->take_news()) {
+    if (number_of(one.partition) >= partitions()) continue;
+    refresh(one.partition);
+    news_.push_back(std::move(one));
+  }
+}
+
+void Instance::adopt(PartitionId partition, const replication::View& view) {
+  if (number_of(partition) >= partitions() || view.epoch <= views_[number_of(partition)].epoch) return;
+  views_[number_of(partition)] = view;
+  replicator_->adopt(partition, view);
+  refresh(partition);
+}
+
+// After the partition's view may have changed, or what was under way in it has ended.
+void Instance::refresh(PartitionId partition) {
+  replication::View& view = views_[number_of(partition)];
+  const replication::Replica* const replica = replicator_->look(partition);
+  if (replica != nullptr && replica->view().epoch > view.epoch) view = replica->view();
+  const bool leads = replica != nullptr && replica->role() == replication::Replica::Role::primary && !replicator_->failed();
+  epochs_[number_of(partition)] = leads && replica->is_alone() ? replication::number(view.epoch) : 0;
+  if (!leads && !watchers_.empty()) leave(partition);
+}
+
+// Who waits for a key here is sent away: another leads now, or nobody.
+void Instance::leave(PartitionId partition) {
+  for (const Watcher& watcher : watchers_.take_all(partition)) {
+    Send& send = sends_.emplace_back();
+    send.to = watcher.connection;
+    encode_retry(static_cast<std::uint8_t>(OpKind::callback), watcher.request, partition, send.frame);
+  }
+}
+
+void Instance::hold(replication::Replica& replica, ConnectionId to, std::uint64_t request, std::uint8_t op, PartitionId partition,
+                    replication::Held what, std::string frame) {
+  what.token = first_token_ + waiting_.size();
+  waiting_bytes_ += frame.size();
+  waiting_.push_back({to, request, partition, op, true, std::move(frame)});
+  statistics_.held++;
+  replica.hold(what);
+}
+
+void Instance::release(const replication::Released& released) {
+  Waiting& waiting = waiting_[released.token - first_token_];
+  waiting.waits = false;
+  waiting_bytes_ -= waiting.frame.size();
+  if (!released.shown) {
+    statistics_.let_go++;
+    waiting.frame.clear();
+    encode_retry(waiting.op, waiting.request, waiting.partition, waiting.frame);
+  }
+  if (!sends_.empty() && sends_.back().to == waiting.to) sends_.back().frame += waiting.frame;
+  else sends_.push_back({waiting.to, std::move(waiting.frame)});
+  waiting.frame.clear();
+  for (; !waiting_.empty() && !waiting_.front().waits; first_token_++) waiting_.pop_front();
+}
+
+void Instance::reads_key(Bytes key) {
+  if (replica_ != nullptr) hold_.need = replica_->need_of(base::hash64(key));
+}
+
+// What may be answered now although others are in the view: it says nothing of what is there.
+void Instance::answer_at_once(const Frame& frame, const Error& error, std::string& out) {
+  at_once_ = true;
+  answer_error(frame, error, out);
+}
+
+bool Instance::may_read_eventually(replication::Replica* replica, const Frame& frame, const OperationView& operation) const {
+  return replica != nullptr && (frame.flags & wire::kEventual) != 0 && operation.kind == OpKind::lookup &&
+         replica->reads_eventually() && !replicated_->unsettled(PartitionId{frame.partition}, operation.key);
+}
+
+void Instance::on_replicated(ConnectionId from, const Frame& frame, const OperationView& operation, std::string& out) {
+  constexpr std::size_t kMostWaiting = std::size_t{1} << 17, kMostWaitingBytes = std::size_t{256} << 20;
+  const PartitionId partition{frame.partition};
+  replication::Replica* const replica = replicator_->failed() ? nullptr : replicator_->find(partition);
+  if (may_read_eventually(replica, frame, operation)) return do_lookup(frame, operation, out);
+  if (replica == nullptr || !replica->serves(Epoch{frame.epoch})) return answer_retry(frame, out);
+  if (from == ConnectionId{0}) {  // a datagram's sender cannot be answered later
+    const std::size_t start = wire::begin_reply(
+        out, {.op = frame.op, .status = wire::kStatusStream, .request = frame.request, .epoch = frame.epoch, .partition = frame.partition});
+    return wire::end_reply(out, start);
+  }
+  if (auto checked = check_operation(operation, partition); !checked) return answer_error(frame, checked.error(), out);
+  if (waiting_.size() >= kMostWaiting || waiting_bytes_ >= kMostWaitingBytes)
+    return answer_error(frame, fail(Code::unavailable, "too many requests wait for other copies"), out);
+  remove_expired(partition, replica);
+  replica_ = replica;
+  hold_ = {0, replica->end().sequence, true, {}};
+  at_once_ = false;
+  const std::size_t start = out.size();
+  execute(from, frame, operation, out);
+  replica_ = nullptr;
+  if (out.size() == start || at_once_) return;
+  hold(*replica, from, frame.request, frame.op, partition, hold_, out.substr(start));
+  out.resize(start);
 }
 
 std::size_t Instance::on_frames(ConnectionId from, std::span<const Frame> frames, std::string& out, std::size_t most) {
@@ -159,7 +316,7 @@ std::size_t Instance::on_frames(ConnectionId from, std::span<const Frame> frames
 
 void Instance::on_frame(ConnectionId from, const Frame& frame, std::string& out) {
   if (frame.type == wire::FrameType::goodbye) {
-    results_.forget(frame.client(), now_ms_);
+    results_->forget(frame.client(), now_ms_);
     return;
   }
   if (frame.type != wire::FrameType::request)
@@ -169,10 +326,16 @@ void Instance::on_frame(ConnectionId from, const Frame& frame, std::string& out)
   OperationView operation;
   if (auto decoded = wire::decode_operation(frame, operation); !decoded) return answer_error(frame, decoded.error(), out);
   const PartitionId partition{frame.partition};
-  if (number_of(partition) >= table_.partition_count())
-    return answer_error(frame, fail(Code::invalid, "partition ", frame.partition, " of ", table_.partition_count()), out);
-  if (frame.epoch == 0 || frame.epoch != epochs_[frame.partition]) return answer_retry(frame, out);
+  if (number_of(partition) >= partitions())
+    return answer_error(frame, fail(Code::invalid, "partition ", frame.partition, " of ", partitions()), out);
+  if (frame.epoch == 0 || frame.epoch != epochs_[frame.partition]) [[unlikely]]
+    return on_replicated(from, frame, operation, out);
   if (auto checked = check_operation(operation, partition); !checked) return answer_error(frame, checked.error(), out);
+  if (options_.clustered) remove_expired(partition, nullptr);
+  execute(from, frame, operation, out);
+}
+
+void Instance::execute(ConnectionId from, const Frame& frame, const OperationView& operation, std::string& out) {
   switch (operation.kind) {
     case OpKind::lookup: return do_lookup(frame, operation, out);
     case OpKind::callback: return do_callback(from, frame, operation, out);
@@ -205,7 +368,7 @@ Result<void> Instance::check_operation(const OperationView& operation, Partition
     return fail(Code::invalid, "key of ", operation.key.size(), " bytes; 1 to ", kMaxKeySize, " are allowed");
   if (operation.value.size() > options_.max_value_size)
     return fail(Code::invalid, "value of ", operation.value.size(), " bytes; the limit is ", options_.max_value_size);
-  if (partition_of(operation.key, table_.partition_count()) != partition)
+  if (partition_of(operation.key, partitions()) != partition)
     return fail(Code::invalid, "key \"", base::escape(operation.key), "\" is not in partition ", number_of(partition));
   return {};
 }
@@ -219,9 +382,15 @@ void Instance::answer_error(const Frame& frame, const Error& error, std::string&
 
 void Instance::answer_retry(const Frame& frame, std::string& out) {
   statistics_.redirects++;
-  const std::size_t start = wire::begin_reply(
-      out, {.op = frame.op, .status = wire::kStatusRetry, .request = frame.request,
-            .epoch = static_cast<std::uint64_t>(table_.view_of(PartitionId{frame.partition}).epoch), .partition = frame.partition});
+  at_once_ = true;
+  encode_retry(frame.op, frame.request, PartitionId{frame.partition}, out);
+}
+
+// With the newest view known here, for the asker.
+void Instance::encode_retry(std::uint8_t op, std::uint64_t request, PartitionId partition, std::string& out) {
+  const replication::View& view = view_of(partition);
+  const std::size_t start = wire::begin_reply(out, {.op = op, .status = wire::kStatusRetry, .request = request,
+                                                    .epoch = replication::number(view.epoch), .partition = number_of(partition)});
   wire::end_reply(out, start);
 }
 
@@ -269,6 +438,7 @@ void Instance::fill(Outcome& outcome, const Seen& seen, const Range& range) {
 
 // The hot path of reads: the value goes from the store straight into the reply.
 void Instance::do_lookup(const Frame& frame, const OperationView& operation, std::string& out) {
+  reads_key(operation.key);
   const auto stored = store_->lookup(table_of(PartitionId{frame.partition}), operation.key);
   if (!stored) return answer_error(frame, {Code::not_found, "no key \"" + base::escape(operation.key) + "\""}, out);
   Seen seen;
@@ -326,6 +496,7 @@ void Instance::do_callback(ConnectionId from, const Frame& frame, const Operatio
   watcher.deadline = now_ + std::chrono::milliseconds(std::min<std::uint64_t>(operation.timeout_ms, 1'000'000'000));
   if (operation.condition == Condition::Kind::none)
     return answer_error(frame, fail(Code::invalid, "callback: no condition to wait for"), out);
+  reads_key(operation.key);
   // Looked at first, so that a change just before registration is not missed.
   transaction_->begin(table_of(watcher.partition), {});
   const Seen seen = transaction_->see(operation.key);
@@ -491,20 +662,27 @@ Outcome Instance::evaluate_update(const OperationView& operation) {
 
 bool Instance::admit(const Frame& frame, std::string& out) {
   if (frame.sequence() == 0 || frame.client() == 0) {
-    answer_error(frame, fail(Code::invalid, "a change without the identity of its client"), out);
+    answer_at_once(frame, fail(Code::invalid, "a change without the identity of its client"), out);
     return false;
   }
-  const auto seen = results_.find(PartitionId{frame.partition}, frame.client(), frame.sequence(), frame.flags & wire::kRetry, now_ms_);
+  const auto seen = results_->find(PartitionId{frame.partition}, frame.client(), frame.sequence(), frame.flags & wire::kRetry, now_ms_);
   switch (seen.verdict) {
     case ResultTable::Verdict::fresh: break;
     case ResultTable::Verdict::expired:
-      answer_error(frame, fail(Code::timeout, "request ", frame.sequence(), " is too old to know whether it happened"), out);
+      answer_at_once(frame, fail(Code::timeout, "request ", frame.sequence(), " is too old to know whether it happened"), out);
       return false;
     case ResultTable::Verdict::full:
-      answer_error(frame, fail(Code::unavailable, "too many answers are kept for clients that have not said that they have them"), out);
+      answer_at_once(frame, fail(Code::unavailable, "too many answers are kept for clients that have not said that they have them"), out);
       return false;
     case ResultTable::Verdict::answered:
+      // A refusal counts for the epoch it was made in: what was refused by a primary that did not know yet that it was
+      // deposed must not be repeated.
+      if (seen.recorded->refused && seen.recorded->version != frame.epoch) break;
       statistics_.retries_answered++;
+      if (!seen.recorded->refused) {
+        hold_.need = seen.recorded->version;
+        hold_.reads = false;
+      }
       if (!failure_.empty() && !seen.recorded->refused)
         answer_error(frame, fail(Code::timeout, "the store failed, the change may be lost: ", failure_), out);
       else
@@ -516,12 +694,24 @@ bool Instance::admit(const Frame& frame, std::string& out) {
   return false;
 }
 
-Result<Version> Instance::apply(PartitionId partition, std::span<const Change> changes, const Note& note) {
+// What was executed is remembered: here, or by the store when it takes the entry.
+Result<Version> Instance::apply(PartitionId partition, std::span<const Change> changes, Note&& note) {
   note_.clear();
   encode_note(note_, note);
+  if (replica_ != nullptr) {
+    std::vector<std::uint64_t> keys;
+    for (const Change& change : changes) keys.push_back(base::hash64(change.key));
+    TRY_LET(version, replica_->append(encode_entry(changes, note_), keys));
+    hold_.need = version;
+    hold_.reads = false;
+    statistics_.changes++;
+    return version;
+  }
   TRY_LET(version, store_->apply(table_of(partition), changes, note_, epochs_[number_of(partition)]));
   statistics_.changes++;
   changed_in_round_ = true;
+  note.recorded.version = version;
+  results_->record(partition, std::move(note));
   return version;
 }
 
@@ -534,11 +724,9 @@ void Instance::do_insert(const Frame& frame, const OperationView& operation, std
   note.recorded.size = operation.value.size();
   note.recorded.fragment_count = 1;
   const Change change = Change::insert(operation.key, operation.value, expiry_of(operation));
-  const auto applied = apply(partition, {&change, 1}, note);
+  const auto applied = apply(partition, {&change, 1}, std::move(note));
   if (!applied) return refuse(frame, operation.kind, std::move(applied).error(), out);
-  note.recorded.version = *applied;
-  results_.record(partition, std::move(note));
-  if (!watchers_.empty()) notify(partition, {&change, 1});
+  if (!watchers_.empty()) notify(partition, {&change, 1}, replica_, *applied);
   const std::size_t start = wire::begin_reply(out, {.op = frame.op,
                                                     .flags = wire::kPresent,
                                                     .request = frame.request,
@@ -554,9 +742,10 @@ void Instance::remember_refusal(const Frame& frame, OpKind kind, const Outcome& 
   Note note{frame.client(), frame.sequence(), frame.floor(), now_ms_, {}};
   note.recorded.kind = kind;
   note.recorded.refused = true;
+  note.recorded.version = frame.epoch;
   note.recorded.outcome = std::make_unique<std::string>();
   wire::encode_outcome(*note.recorded.outcome, outcome);
-  results_.record(PartitionId{frame.partition}, std::move(note));
+  results_->record(PartitionId{frame.partition}, std::move(note));
 }
 
 void Instance::refuse(const Frame& frame, OpKind kind, const Error& error, std::string& out) {
@@ -577,6 +766,7 @@ void Instance::do_change(const Frame& frame, const OperationView& operation, std
     Bytes rest = operation.operations;
     transaction_->begin(table_of(partition), hash_tag(wire::next_operation(rest)->key));
   }
+  if (!first_key.empty() && operation.kind != OpKind::update) reads_key(first_key);
   Outcome outcome = evaluate(operation);
   if (outcome.code != Code::ok || transaction_->changes().empty()) {
     set_version(outcome, 0);
@@ -592,16 +782,15 @@ void Instance::do_change(const Frame& frame, const OperationView& operation, std
     note.recorded.outcome = std::make_unique<std::string>();
     wire::encode_outcome(*note.recorded.outcome, outcome);
   }
-  const auto applied = apply(partition, transaction_->changes(), note);
+  const auto applied = apply(partition, transaction_->changes(), std::move(note));
   if (!applied) return refuse(frame, operation.kind, applied.error(), out);
-  note.recorded.version = *applied;
   set_version(outcome, *applied);
-  results_.record(partition, std::move(note));
-  if (!watchers_.empty()) notify(partition, transaction_->changes());
+  if (!watchers_.empty()) notify(partition, transaction_->changes(), replica_, *applied);
   answer(frame, outcome, out);
 }
 
-void Instance::notify(PartitionId partition, std::span<const Change> changes) {
+// What they are told must wait until the change is committed.
+void Instance::notify(PartitionId partition, std::span<const Change> changes, replication::Replica* replica, Version version) {
   std::vector<std::string> keys;
   for (const Change& change : changes)
     if (std::string key(change.key); watchers_.watched(key) && std::find(keys.begin(), keys.end(), key) == keys.end())
@@ -613,16 +802,21 @@ void Instance::notify(PartitionId partition, std::span<const Change> changes) {
     for (const Watcher& watcher : watchers_.take(key, [&](const Watcher& one) { return satisfied(one.condition, seen); })) {
       Outcome outcome;
       fill(outcome, seen, watcher.range);
-      send_to(watcher, outcome);
+      std::string frame = frame_for(watcher, outcome);
+      if (replica == nullptr || options_.defects.has(replication::Defect::wake_uncommitted))
+        sends_.push_back({watcher.connection, std::move(frame)});
+      else
+        hold(*replica, watcher.connection, watcher.request, static_cast<std::uint8_t>(OpKind::callback), partition,
+             {0, version, false, {}}, std::move(frame));
     }
   }
 }
 
-void Instance::send_to(const Watcher& watcher, const Outcome& outcome) {
-  Send send{watcher.connection, {}};
-  wire::encode_reply(send.frame, OpKind::callback, outcome, watcher.request,
-                     static_cast<std::uint64_t>(table_.view_of(watcher.partition).epoch), number_of(watcher.partition));
-  sends_.push_back(std::move(send));
+std::string Instance::frame_for(const Watcher& watcher, const Outcome& outcome) const {
+  std::string frame;
+  wire::encode_reply(frame, OpKind::callback, outcome, watcher.request, replication::number(view_of(watcher.partition).epoch),
+                     number_of(watcher.partition));
+  return frame;
 }
 
 void Instance::on_closed(ConnectionId connection) { watchers_.drop(connection); }
@@ -632,7 +826,12 @@ void Instance::on_tick() {
     Outcome outcome;
     outcome.code = Code::timeout;
     outcome.message = "the condition on key \"" + base::escape(watcher.key) + "\" did not come to hold in time";
-    send_to(watcher, outcome);
+    sends_.push_back({watcher.connection, frame_for(watcher, outcome)});
+  }
+  if (options_.clustered) {
+    replicator_->tick();
+    for (PartitionId partition : replicator_->partitions())
+      if (epochs_[number_of(partition)] == 0 && replicator_->look(partition)->is_alone()) refresh(partition);
   }
   if (failure_.empty()) {
     reap_expired();
@@ -641,21 +840,39 @@ void Instance::on_tick() {
   }
   if (now_ >= next_forget_) {
     next_forget_ = now_ + std::chrono::minutes(1);
-    results_.forget_silent(now_ms_);
+    results_->forget_silent(now_ms_);
   }
 }
 
 // Removes keys whose time has passed, and tells those who wait for that. A slice of the partitions a tick.
 void Instance::reap_expired() {
-  for (TableId table : store_->tables()) {
-    const auto keys = store_->expired(table, 256);
-    if (keys.empty()) continue;
-    std::vector<Change> changes;
-    for (const std::string& key : keys) changes.push_back(Change::remove(key));
-    if (!store_->apply(table, changes, {}, epochs_[static_cast<std::uint32_t>(table)])) return;
-    changed_in_round_ = true;
-    if (!watchers_.empty()) notify(static_cast<PartitionId>(table), changes);
+  for (PartitionId partition : replicated_->partitions()) {
+    if (epochs_[number_of(partition)] != 0) {
+      remove_expired(partition, nullptr);
+      continue;
+    }
+    replication::Replica* const replica = replicator_->look(partition);
+    if (replica != nullptr && replica->serves(replica->view().epoch)) remove_expired(partition, replica);
   }
+}
+
+void Instance::remove_expired(PartitionId partition, replication::Replica* replica) {
+  if (options_.clustered) store_->set_now(wall_);
+  const auto keys = store_->expired(table_of(partition), 256);
+  if (options_.clustered) store_->set_now({});
+  if (keys.empty()) return;
+  std::vector<Change> changes;
+  std::vector<std::uint64_t> hashes;
+  for (const std::string& key : keys) {
+    changes.push_back(Change::remove(key));
+    hashes.push_back(base::hash64(key));
+  }
+  if (replica != nullptr) replica = replicator_->find(partition);  // it has something to do in this round
+  const auto removed = replica != nullptr ? replica->append(encode_entry(changes, {}), hashes)
+                                          : store_->apply(table_of(partition), changes, {}, epochs_[number_of(partition)]);
+  if (!removed) return;
+  changed_in_round_ = true;
+  if (!watchers_.empty()) notify(partition, changes, replica, *removed);
 }
 
 }  // namespace zht::core

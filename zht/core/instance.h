@@ -1,26 +1,42 @@
-// One instance: the partitions of one core, their requests, retries, watchers and log. No sockets, threads or clock:
-// frames, the time and the disk come in, reply frames go out. One thread owns an Instance; nothing here blocks on
-// anything but the disk it was given.
+// One instance: the partitions of one core, their requests, retries, watchers and log, and its part in replication. No
+// sockets, threads or clock: frames, messages of other instances, views, the time and the disk come in; reply frames,
+// messages and wishes go out. One thread at a time; nothing here blocks on anything but the disk it was given.
 //
-// It works in rounds. Between begin_round() and end_round() any number of frames is executed; every change is in memory
-// at once and in one write at the end of the round (and one sync, durability always). Replies may leave only after
+// It works in rounds. Between begin_round() and end_round() any number of frames and messages is taken; every change is in
+// memory at once and in one write at the end of the round (and one sync, durability always). Replies may leave only after
 // end_round() has returned ok: that is what makes an acknowledgement a promise.
 //
 //   instance.begin_round(clock.now(), clock.wall());
+//   for (each message of an instance) instance.on_peer(message);
 //   for (each connection) instance.on_frames(connection, its_frames, out_buffer_of[connection]);
-//   TRY(instance.end_round());
-//   send the buffers, and instance.take_sends()
+//   send(instance.take_peer_messages());        // followers work while the own disk does
+//   TRY(instance.end_round());                  // writes, and syncs
+//   instance.finish_round(clock.now());         // the time must be read after everything else of the round
+//   send the buffers, instance.take_sends(), instance.take_peer_messages()
+//   to the manager: instance.take_wishes(), instance.take_news()
+//
+// A partition whose view has this instance alone is committed by the end of the round: its replies are in the buffers. Where
+// others are in the view, a reply is held until replication allows it to be shown: its entries are on every sync member, and
+// what it read was read under a lease. It then comes with take_sends() of that or a later round; a reply that may not be
+// shown, because another leads now, comes as `retry`. So the replies of one connection may overtake each other; a request's
+// number tells them apart. A node on its own needs neither take_peer_messages() nor finish_round().
+//
+// Views come from the manager (adopt()) and from peers, with their messages; who lives and has room, where racks are, and
+// what the balancer wishes come from the manager alone. When failure() is not empty a clustered instance is silent but for
+// the wish to be counted out (go on with rounds until it was taken); the process should end then.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <deque>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "novoht/store.h"
-#include "zht/core/result_table.h"
+#include "zht/core/replicated_store.h"
+#include "zht/core/replication/replicator.h"
 #include "zht/core/transaction.h"
 #include "zht/core/view.h"
 #include "zht/core/watchers.h"
@@ -39,26 +55,38 @@ struct InstanceOptions {
   std::size_t max_value_size = kMaxValueSize;
   std::uint64_t segment_size = std::uint64_t{64} << 20;
   std::uint64_t log_floor = std::uint64_t{64} << 20;  // a shorter log is not compacted: there are hundreds of tables
+
+  // Its partitions may be on other instances too, now or later. Otherwise the rest is of no importance.
+  bool clustered = false;
+  std::uint64_t incarnation = 0;  // durable, and greater than in any life before; 0: as the table has it
+  std::string boot;               // names the machine's present boot (see ReplicatedStore); empty: unknown
+  replication::Timing timing;
+  replication::Defects defects;   // tests only, as the next
+  replication::ReplicationObserver* observer = nullptr;
 };
 
 struct InstanceStatistics {
   std::uint64_t operations = 0, changes = 0, retries_answered = 0, redirects = 0, rounds = 0, syncs = 0;
+  std::uint64_t held = 0, let_go = 0;  // replies that waited for others; of those, the ones that ended as `retry`
   std::array<std::uint64_t, 10> by_kind{};  // operations, by OpKind; 0: of no known kind
 };
 
-// A reply for a connection other than the one being served: a watcher's.
+// What has become ready for a connection: a watcher's news, or replies that had to wait.
 struct Send {
   ConnectionId to{0};
-  std::string frame;
+  std::string frame;  // or several, one after the other
 };
 
-class Instance final : private novoht::Companion {
+class Instance {
  public:
-  // Opens the store in `folder` and rebuilds the state of the partitions that `table` gives to options.id. `files`,
-  // `procedures` and `table` outlive it. Errors: those of novoht::Store::open.
+  // Opens the store in `folder` and takes up what the views known so far give to options.id: `views`, by partition, none
+  // left out (epoch 0: unknown). `files` and `procedures` outlive it. Errors: those of ReplicatedStore::open.
+  static Result<std::unique_ptr<Instance>> open(base::FileSystem& files, std::string folder, InstanceOptions options,
+                                                const Procedures& procedures, std::vector<replication::View> views);
+  // The same on a node that is alone.
   static Result<std::unique_ptr<Instance>> open(base::FileSystem& files, std::string folder, InstanceOptions options,
                                                 const Procedures& procedures, const MembershipTable& table);
-  ~Instance() override;
+  ~Instance();
 
   void begin_round(base::Time now, base::WallTime wall);
   // Executes request and goodbye frames of one connection, in order. Their replies are appended to `out`, except those of
@@ -70,8 +98,32 @@ class Instance final : private novoht::Companion {
   void on_closed(ConnectionId connection);
   // Timeouts of watchers, expiry, forgotten sessions, housekeeping of the store. Call inside a round, every kTick.
   void on_tick();
-  // io: the store only reads from now on; no reply of this round may be sent.
+  // io: the store only reads from now on; no reply of this round's buffers may be sent.
   Result<void> end_round();
+
+  // --- replication; all inside a round but the two that say otherwise ---
+  void on_peer(const replication::PeerMessage& message);
+  // From the manager. Views that are not newer are passed over.
+  void adopt(PartitionId partition, const replication::View& view);
+  void set_goal(PartitionId partition, replication::Goal goal) { replicator_->set_goal(partition, std::move(goal)); }
+  void set_candidates(std::vector<replication::Candidate> candidates) { replicator_->set_candidates(std::move(candidates)); }
+  void set_racks(std::map<InstanceId, std::uint32_t> racks) { replicator_->set_racks(std::move(racks)); }
+  // Before end_round(): what may leave before the disk has it; nothing may be taken by the round afterwards. After
+  // finish_round(): the rest.
+  std::vector<replication::PeerMessage> take_peer_messages();
+  // After end_round(), well or not. `now`: read after everything of the round was done.
+  void finish_round(base::Time now);
+  std::vector<replication::Wish> take_wishes() { return replicator_->take_wishes(); }
+  std::vector<replication::ViewNews> take_news() { return std::exchange(news_, {}); }
+  // What there is to say of its partitions, for reports.
+  replication::Replicator& replicator() { return *replicator_; }
+  const replication::View& view_of(PartitionId partition) const { return views_[static_cast<std::uint32_t>(partition)]; }
+  const ReplicatedStore::Opened& opened() const { return replicated_->opened(); }
+  ReplicatedStore& replicated_store() { return *replicated_; }
+  replication::Member self() const { return replicator_->self(); }
+  // Instead of a last sync(): nothing will be written any more in this life.
+  Result<void> close();
+
   std::vector<Send> take_sends() { return std::exchange(sends_, {}); }
 
   // Durability interval: begin on this thread, run anywhere, finish on this thread.
@@ -84,23 +136,44 @@ class Instance final : private novoht::Companion {
   base::Time round_began() const { return now_; }
   novoht::Statistics store_statistics() const { return store_->statistics(); }
   std::size_t watcher_count() const { return watchers_.count(); }
-  std::size_t partition_count() const { return owned_; }
+  std::size_t partition_count() const;  // that it leads
   const std::string& failure() const { return failure_; }  // why it only reads; empty: well
   InstanceId id() const { return options_.id; }
-  Epoch epoch_of(PartitionId partition) const { return table_.view_of(partition).epoch; }
+  Epoch epoch_of(PartitionId partition) const { return view_of(partition).epoch; }
 
   static constexpr base::Duration kTick = std::chrono::milliseconds(20);
 
  private:
-  Instance(InstanceOptions options, const Procedures& procedures, const MembershipTable& table);
-  Result<void> restore(novoht::TableId table, Bytes attachment) override;
-  Result<void> replay(novoht::TableId table, Version version, std::uint64_t epoch, Bytes note) override;
-  std::string attachment(novoht::TableId table) override;
+  // An answer that waits to be shown.
+  struct Waiting {
+    ConnectionId to{0};
+    std::uint64_t request = 0;
+    PartitionId partition{0};
+    std::uint8_t op = 0;
+    bool waits = false;
+    std::string frame;
+  };
 
-  bool owns(PartitionId partition) const;
+  Instance(InstanceOptions options, const Procedures& procedures, std::vector<replication::View> views);
+
+  std::uint32_t partitions() const { return static_cast<std::uint32_t>(views_.size()); }
+  void execute(ConnectionId from, const wire::Frame& frame, const wire::OperationView& operation, std::string& out);
+  void on_replicated(ConnectionId from, const wire::Frame& frame, const wire::OperationView& operation, std::string& out);
+  bool may_read_eventually(replication::Replica* replica, const wire::Frame& frame, const wire::OperationView& operation) const;
+  void hold(replication::Replica& replica, ConnectionId to, std::uint64_t request, std::uint8_t op, PartitionId partition,
+            replication::Held what, std::string frame);
+  void release(const replication::Released& released);
+  void refresh(PartitionId partition);
+  void leave(PartitionId partition);
+  void stop_serving();
+  void remove_expired(PartitionId partition, replication::Replica* replica);
+  // What is read of this key, in the request at hand, rests on this.
+  void reads_key(Bytes key);
   Result<void> check_operation(const wire::OperationView& operation, PartitionId partition) const;
   void answer_error(const wire::Frame& frame, const Error& error, std::string& out) const;
   void answer_retry(const wire::Frame& frame, std::string& out);
+  void encode_retry(std::uint8_t op, std::uint64_t request, PartitionId partition, std::string& out);
+  void answer_at_once(const wire::Frame& frame, const Error& error, std::string& out);
   void answer(const wire::Frame& frame, const Outcome& outcome, std::string& out) const;
   void answer_recorded(const wire::Frame& frame, const Recorded& recorded, std::string& out) const;
 
@@ -112,7 +185,7 @@ class Instance final : private novoht::Companion {
   void do_insert(const wire::Frame& frame, const wire::OperationView& operation, std::string& out);
   // Whether the request may be executed; otherwise it has been answered.
   bool admit(const wire::Frame& frame, std::string& out);
-  Result<Version> apply(PartitionId partition, std::span<const novoht::Change> changes, const Note& note);
+  Result<Version> apply(PartitionId partition, std::span<const novoht::Change> changes, Note&& note);
 
   // Each evaluates against the transaction and puts its changes there. A failed condition is an outcome with its code.
   Outcome evaluate(const wire::OperationView& operation);
@@ -124,19 +197,32 @@ class Instance final : private novoht::Companion {
   Outcome refusal(Code code, std::string message, const Seen& seen);
 
   void fill(Outcome& outcome, const Seen& seen, const Range& range);
-  // Wakes the watchers of every key the transaction changed.
-  void notify(PartitionId partition, std::span<const novoht::Change> changes);
+  // Wakes the watchers of every key that the changes, which became this version, are about.
+  void notify(PartitionId partition, std::span<const novoht::Change> changes, replication::Replica* replica, Version version);
   bool satisfied(const Condition& condition, const Seen& seen) const;
-  void send_to(const Watcher& watcher, const Outcome& outcome);
+  std::string frame_for(const Watcher& watcher, const Outcome& outcome) const;
   void note_failure(const Result<void>& outcome);
   void reap_expired();
 
   const InstanceOptions options_;
   const Procedures& procedures_;
-  const MembershipTable& table_;
-  std::unique_ptr<novoht::Store> store_;
-  std::vector<std::uint64_t> epochs_;  // by partition: of its view, where this instance is the primary; else 0
-  ResultTable results_;
+  std::vector<replication::View> views_;  // by partition, the newest known
+  // By partition: the epoch of its view where this instance is alone in that and nothing is under way, else 0.
+  std::vector<std::uint64_t> epochs_;
+  std::unique_ptr<ReplicatedStore> replicated_;
+  novoht::Store* store_ = nullptr;   // its tables
+  ResultTable* results_ = nullptr;   // its results
+  std::unique_ptr<replication::Replicator> replicator_;
+  // Of the request at hand, where others are in the view: what its answer has to wait for. null: nothing.
+  replication::Replica* replica_ = nullptr;
+  replication::Held hold_;
+  bool at_once_ = false;
+  std::deque<Waiting> waiting_;      // by token, from first_token_ on
+  std::uint64_t first_token_ = 1;
+  std::size_t waiting_bytes_ = 0;
+  std::vector<replication::ViewNews> news_;
+  std::uint64_t mark_ = 0;
+  bool marked_ = false;
   Watchers watchers_;
   std::unique_ptr<PartitionTransaction> transaction_;
   std::vector<Send> sends_;
@@ -144,7 +230,6 @@ class Instance final : private novoht::Companion {
   base::Time now_{};
   base::WallTime wall_{};
   std::uint64_t now_ms_ = 0;
-  std::size_t owned_ = 0;
   bool changed_in_round_ = false;
   std::string failure_;
   std::string note_;  // scratch

@@ -51,6 +51,15 @@ std::vector<Watcher> Watchers::take_overdue(base::Time now) {
   return overdue;
 }
 
+std::vector<Watcher> Watchers::take_all(PartitionId partition) {
+  std::vector<std::uint64_t> ids;
+  for (const auto& [id, entry] : by_id_)
+    if (entry.watcher.partition == partition) ids.push_back(id);
+  std::vector<Watcher> taken;
+  for (std::uint64_t id : ids) taken.push_back(remove(id));
+  return taken;
+}
+
 void Watchers::drop(ConnectionId connection) {
   for (;;) {
     const auto mine = by_connection_.find(connection);

@@ -39,6 +39,7 @@ class Watchers {
   bool empty() const { return by_id_.empty(); }
   std::size_t count() const { return by_id_.size(); }
   std::vector<Watcher> take_overdue(base::Time now);
+  std::vector<Watcher> take_all(PartitionId partition);  // looks at every watcher
   void drop(ConnectionId connection);
   base::Time next_deadline() const { return by_deadline_.empty() ? base::Time::max() : by_deadline_.begin()->first; }
 

@@ -60,7 +60,7 @@ void InstanceThread::stop() {
     thread_.join();
     endpoint_->stop();
     if (options_.core.durability != core::Durability::none)
-      if (auto synced = with_core([this] { return core_->sync(); }); !synced)
+      if (auto synced = with_core([this] { return core_->close(); }); !synced)
         logger().error("last sync failed", {{"error", synced.error()}});
   }
   const LocalQueue::Hold hold(local_);  // local requests from now on find no core
@@ -144,6 +144,7 @@ bool InstanceThread::close_core_round() {
     if (was_well) logger().error("the store failed and only reads from now on", {{"error", written.error()}});
     return false;
   }
+  core_->finish_round(clock_.now());
   note_times();
   for (core::Send& send : core_->take_sends()) {
     const auto to = static_cast<net::ConnectionNumber>(send.to);

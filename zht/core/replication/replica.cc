@@ -33,6 +33,15 @@ Replica::Role Replica::role() const {
   return Role::stranger;
 }
 
+bool Replica::is_alone() const {
+  return role() == Role::primary && view_.sync.size() == 1 && view_.learners.empty() && host_.timing().sync_copies <= 1 &&
+         commit_ == durable_ && durable_ == end_.sequence && held_.empty();
+}
+
+bool Replica::rests() const {
+  return is_alone() && host_.timing().copies <= 1 && !goal_ && wish_.kind == Kind::none;
+}
+
 std::optional<Position> Replica::position_of(Version sequence) const {
   if (sequence < base_.sequence || sequence > end_.sequence) return {};
   Epoch epoch = base_.epoch;
@@ -45,6 +54,15 @@ std::optional<Position> Replica::position_of(Version sequence) const {
 }
 
 // --- the log ---
+
+void Replica::catch_up() {
+  const Position now = host_.store().end(partition_);
+  if (now == end_) return;
+  base_ = end_ = now;
+  runs_.clear();
+  tail_.clear();
+  tail_bytes_ = 0;
+}
 
 Result<void> Replica::take(EntryPtr entry) {
   TRY(host_.store().apply(partition_, *entry));
@@ -94,7 +112,7 @@ void Replica::trim_tail() {
     const Version first = tail_.front()->at.sequence;
     const bool wanted = std::any_of(followers_.begin(), followers_.end(), [&](const auto& one) {
       const Follower& follower = one.second;
-      return follower.snapshot ? follower.snapshot->at().sequence < first : follower.attached && follower.match < first;
+      return follower.snapshot ? follower.snapshot->begun() < first : follower.attached && follower.match < first;
     });
     if (wanted && tail_bytes_ < 4 * timing.tail_bytes) return;
     tail_bytes_ -= tail_.front()->payload.size() + sizeof(Entry);
@@ -136,6 +154,7 @@ void Replica::advance(Version commit) {
 
 void Replica::adopt(const View& view) {
   if (view.epoch <= view_.epoch) return;
+  if (is_alone()) catch_up();
   const base::Time now = host_.now();
   const Role was = role();
   if (was == Role::sync || was == Role::learner) host_.channel(view_.primary).depart(partition_, view_.epoch);
@@ -403,13 +422,14 @@ void Replica::begin_snapshot(Member, Follower& follower) {
 void Replica::send_piece(Member peer, Follower& follower) {
   const base::Time now = host_.now();
   if (!follower.piece_due && now - follower.sent < host_.timing().retry) return;
-  auto bytes = follower.snapshot->read(follower.piece);
-  if (!bytes) return follower.snapshot.reset();
+  auto piece = follower.snapshot->read(follower.piece);
+  if (!piece) return follower.snapshot.reset();
   follower.piece_due = false;
+  follower.last_piece = piece->last;
   follower.sent = now;
   host_.message_to(peer.instance)
-      .pieces.push_back({partition_, view_.epoch, follower.snapshot_id, follower.piece,
-                         follower.piece + 1 == follower.snapshot->count(), follower.snapshot->at(), *std::move(bytes)});
+      .pieces.push_back({partition_, view_.epoch, follower.snapshot_id, follower.piece, piece->last,
+                         follower.snapshot->at().value_or(Position{}), std::move(piece->bytes)});
 }
 
 void Replica::on_piece_ack(Member from, const SnapshotAck& ack) {
@@ -417,8 +437,11 @@ void Replica::on_piece_ack(Member from, const SnapshotAck& ack) {
   if (role() != Role::primary || ack.epoch != view_.epoch || found == followers_.end()) return;
   Follower& follower = found->second;
   if (!follower.snapshot || ack.id != follower.snapshot_id || ack.next == follower.piece) return;
-  if (ack.next >= follower.snapshot->count()) {
-    follower.next = follower.snapshot->at().sequence + 1;
+  // It has lost what it had of this snapshot: another is begun.
+  if (ack.next == 0) return follower.snapshot.reset();
+  if (ack.next != follower.piece + 1) return;
+  if (follower.last_piece) {
+    follower.next = follower.snapshot->at()->sequence + 1;
     follower.snapshot.reset();
     follower.stuck = false;
     follower.since = host_.now();
@@ -625,7 +648,7 @@ std::string Replica::story() const {
     if (!follower.attached) out << " not attached";
     if (follower.stuck) out << " stuck";
     if (follower.full) out << " full";
-    if (follower.snapshot) out << " snapshot piece " << follower.piece << " of " << follower.snapshot->count();
+    if (follower.snapshot) out << " snapshot piece " << follower.piece;
   }
   return std::move(out).str();
 }

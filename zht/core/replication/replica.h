@@ -105,6 +105,11 @@ class Replica {
   // The position of the entry with this number, where it is known: not before the last start or import.
   std::optional<Position> position_of(Version sequence) const;
   bool importing() const { return import_.has_value(); }
+  // The primary of a view with nobody else in it, with nothing under way. Then the host may write to the store past this
+  // replica, without append(), and nothing need be held: what a round wrote is committed when the round has ended well. The
+  // replica takes up where the store is when the next view comes.
+  bool is_alone() const;
+  bool rests() const;  // alone, and wants nothing: no need to tick()
   std::string story() const;  // all that matters of its state, in a line, for people
 
   // --- as the primary ---
@@ -157,7 +162,7 @@ class Replica {
     // A snapshot under way.
     std::unique_ptr<SnapshotSource> snapshot;
     std::uint64_t snapshot_id = 0, piece = 0;  // the id stays when it is done
-    bool piece_due = false;
+    bool piece_due = false, last_piece = false;
   };
   struct Import {
     Member from;
@@ -178,6 +183,7 @@ class Replica {
   bool is_me(Member one) const { return one == host_.self(); }
   bool follows(Member from, Epoch epoch) const;
   Version first_in_memory() const { return end_.sequence - tail_.size() + 1; }
+  void catch_up();  // with what was written while alone
   // Logs, applies; the entry is the next one.
   Result<void> take(EntryPtr entry);
   // Takes back every entry after `keep`. False: the store cannot.

@@ -16,13 +16,18 @@
 
 namespace zht::replication {
 
-// A partition as it was at one position, read in pieces while the original goes on changing.
+// A partition, read in pieces while it goes on changing.
 class SnapshotSource {
  public:
+  struct Piece {
+    std::string bytes;
+    bool last = false;
+  };
   virtual ~SnapshotSource() = default;
-  virtual Position at() const = 0;
-  virtual Result<std::string> read(std::uint64_t index) = 0;  // piece `index`; may be asked for again
-  virtual std::uint64_t count() const = 0;                    // of pieces; at least 1
+  virtual Version begun() const = 0;                // what the whole contains is this entry or a later one:
+  virtual std::optional<Position> at() const = 0;   // this, known when the last piece was read
+  // Piece `index`, from 0 on: the next one, or the last one again. An error ends the snapshot.
+  virtual Result<Piece> read(std::uint64_t index) = 0;
 };
 
 // One thread.

@@ -19,6 +19,11 @@ Replica* Replicator::find(PartitionId partition) {
   return replicas_[number].replica.get();
 }
 
+Replica* Replicator::look(PartitionId partition) const {
+  const auto number = static_cast<std::uint32_t>(partition);
+  return number < replicas_.size() ? replicas_[number].replica.get() : nullptr;
+}
+
 Replica& Replicator::get(PartitionId partition) {
   const auto number = static_cast<std::uint32_t>(partition);
   CHECK(number < kMaxPartitions);
@@ -33,6 +38,7 @@ Replica& Replicator::get(PartitionId partition) {
 }
 
 void Replicator::activate(PartitionId partition, Slot& slot) {
+  slot.rests = false;
   if (slot.active) return;
   slot.active = true;
   active_.push_back(partition);
@@ -86,7 +92,13 @@ void Replicator::on_message(const PeerMessage& message) {
 
 void Replicator::tick() {
   if (!failed_) {
-    for (PartitionId partition : partitions_) get(partition).tick();
+    for (PartitionId partition : partitions_) {
+      Slot& slot = replicas_[static_cast<std::uint32_t>(partition)];
+      if (slot.rests) continue;
+      Replica& replica = get(partition);
+      replica.tick();
+      slot.rests = replica.rests();
+    }
     return;
   }
   if (now_ < next_farewell_) return;
@@ -145,7 +157,9 @@ void Replicator::send_beacons() {
   if (!due) return;
   std::set<Member> peers;
   for (PartitionId partition : partitions_) {
-    const Members& more = replicas_[static_cast<std::uint32_t>(partition)].replica->peers();
+    const Slot& slot = replicas_[static_cast<std::uint32_t>(partition)];
+    if (slot.rests) continue;
+    const Members& more = slot.replica->peers();
     peers.insert(more.begin(), more.end());
   }
   next_beacon_ = now_ + timing_.beacon;

@@ -48,7 +48,8 @@ class Replicator final : public ReplicaHost {
   Replicator(Member self, Timing timing, ReplicaStore& store, Defects defects = {}, ReplicationObserver* observer = nullptr);
 
   Member self() const override { return self_; }
-  Replica* find(PartitionId partition);
+  Replica* find(PartitionId partition);  // for a caller who may change it: it then has a part in this round
+  Replica* look(PartitionId partition) const;
   Replica& get(PartitionId partition);  // made when absent: takes up what the store has
   const std::vector<PartitionId>& partitions() const { return partitions_; }  // of which there is a replica here
 
@@ -107,6 +108,7 @@ class Replicator final : public ReplicaHost {
   struct Slot {
     std::unique_ptr<Replica> replica;
     bool active = false;
+    bool rests = false;  // not ticked, until something comes for it
   };
   void activate(PartitionId partition, Slot& slot);
 

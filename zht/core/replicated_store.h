@@ -1,0 +1,120 @@
+// An instance's partitions on its disk, as replication wants them (replication/replica_store.h), over one NoVoHT store:
+// table p holds partition p, a table's version is the sequence of its last entry, its epoch that entry's epoch. Results of
+// requests travel as the records' notes and as the tables' attachments, so they are part of the partition wherever it goes.
+//
+// What must be known besides is in a table of its own (kOrigins): in which life this store was begun, which partition's
+// log began later, which import is not finished, and whether the last life's end may have cost acknowledged entries.
+//
+// A life is *sure* of its log when nothing that it acknowledged can be missing:
+//   the log ends in a bad record             not sure: that record may have been acknowledged before it rotted
+//   same boot of the machine as before       sure: what was written is in the system's cache, whatever killed the process
+//   durability always                        sure: what was acknowledged was synced
+//   another boot                             sure only if the last life said at its end that all was synced
+// A log that is damaged elsewhere is put aside (files named damaged-*) and another begun: every partition counts as lost
+// here, and is healed by a peer.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "novoht/snapshot.h"
+#include "zht/core/entry.h"
+#include "zht/core/replication/replica_store.h"
+#include "zht/core/result_table.h"
+
+namespace zht::core {
+
+// One thread.
+class ReplicatedStore final : public replication::ReplicaStore, private novoht::Companion {
+ public:
+  struct Options {
+    novoht::Options store;
+    // Its partitions may be on other instances too. Otherwise nothing is kept for that, and a damaged log is an error.
+    bool clustered = false;
+    std::uint64_t incarnation = 1;   // of this life
+    bool synced_before_shown = false;  // durability always
+    std::string boot;                // names the machine's present boot; empty: unknown, so another each time
+  };
+  struct Opened {
+    bool torn = false, damaged = false, sure = true;
+    std::string damage;  // the store's words
+  };
+  // Opens (or makes) the store. When it returns what this life may vouch for is durable. Errors: novoht::Store::open's.
+  static Result<std::unique_ptr<ReplicatedStore>> open(base::FileSystem& files, std::string folder, Options options);
+  ~ReplicatedStore() override;
+
+  static constexpr novoht::TableId kOrigins{0xffffffff};
+  static novoht::TableId table_of(PartitionId partition) { return static_cast<novoht::TableId>(partition); }
+
+  const Opened& opened() const { return opened_; }
+  novoht::Store& tables() { return *store_; }
+  const novoht::Store& tables() const { return *store_; }
+  ResultTable& results() { return results_; }
+  std::vector<PartitionId> partitions() const;  // that have an entry
+  // Everything is synced and nothing more will be written in this life: the next one, after whatever boot, is sure.
+  Result<void> close();
+
+  // Whether an entry that may yet be taken back changed `key`.
+  bool unsettled(PartitionId partition, Bytes key) const;
+  // The partition is nobody's here: what it held goes, and its log would begin anew.
+  Result<void> forget(PartitionId partition, std::uint64_t incarnation);
+  // What entries were taken back, and snapshots taken in, since the store was opened.
+  std::uint64_t rewinds() const { return rewinds_; }
+
+  Origin origin(PartitionId partition) const override;
+  replication::Position end(PartitionId partition) const override;
+  Version floor(PartitionId partition) const override;
+  Result<void> apply(PartitionId partition, const replication::Entry& entry) override;
+  Result<void> rewind(PartitionId partition, replication::Position to) override;
+  void settle(PartitionId partition, Version commit) override;
+  Result<std::unique_ptr<replication::SnapshotSource>> export_snapshot(PartitionId partition) override;
+  Result<void> begin_import(PartitionId partition, std::uint64_t incarnation) override;
+  Result<void> import(PartitionId partition, Bytes piece) override;
+  Result<void> end_import(PartitionId partition, replication::Position at) override;
+
+ private:
+  // How a key was before an entry changed it.
+  struct Before {
+    std::string key;
+    bool present = false;
+    bool cut = false;  // only appended to: what it was is a beginning of what it is, and is not kept
+    Version version = 0;
+    base::WallTime expires = base::kNever;
+    std::uint64_t size = 0;
+    std::vector<std::uint64_t> fragment_ends;  // all; none when `cut`
+    std::uint32_t fragment_count = 0;
+    std::string value;
+  };
+  struct Undo {
+    replication::Position before;  // the entry's predecessor
+    std::vector<Before> keys;
+  };
+
+  ReplicatedStore(base::FileSystem& files, std::string folder, Options options);
+  Result<void> restore(novoht::TableId table, Bytes attachment) override;
+  Result<void> replay(novoht::TableId table, Version version, std::uint64_t epoch, Bytes note) override;
+  std::string attachment(novoht::TableId table) override;
+
+  Result<void> begin_life();
+  Result<void> put_aside();
+  Result<void> put_origin(std::string key, std::string value);
+  std::optional<std::string> get_origin(Bytes key) const;
+  Result<std::vector<Before>> before(PartitionId partition, std::span<const novoht::Change> changes) const;
+
+  base::FileSystem& files_;
+  const std::string folder_;
+  const Options options_;
+  ResultTable results_;  // before the store, whose companion this is
+  std::unique_ptr<novoht::Store> store_;
+  Opened opened_;
+  std::uint64_t born_ = 1, unsure_ = 0;
+  std::unordered_map<std::uint32_t, std::uint64_t> since_;  // by partition, where it is not born_
+  std::unordered_map<std::uint32_t, std::deque<Undo>> undo_;
+  std::unordered_map<std::uint32_t, std::unique_ptr<novoht::Import>> imports_;
+  std::uint64_t rewinds_ = 0;
+};
+
+}  // namespace zht::core
