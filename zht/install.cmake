@@ -1,6 +1,6 @@
 # The libraries by themselves: cmake --install build/release --component zht --prefix PREFIX. Then find_package(zht) gives
 # zht::zht (C++) and zht::c, and pkg-config knows zht++ and zht. One shared library each, all of ours inside: whoever uses
-# them needs no other package. The `zht` program comes along, for it is what starts the local node.
+# them needs no other package (but OpenSSL's library at run time). The `zht` program comes along, for it is what starts the local node.
 add_library(zht_cpp SHARED types.cc client.cc procedure.cc node.cc client/network_client.cc
   ../novoht/base/result.cc ../novoht/base/bytes.cc ../novoht/base/random.cc)
 target_link_libraries(zht_cpp PRIVATE zht_server zht_client Threads::Threads)

@@ -39,7 +39,9 @@ struct NodeOptions {
   Millis sync_interval{1'000};
   std::size_t max_value_size = kMaxValueSize;  // bytes of one request's value
   bool local_socket = false;  // other processes of this user find it through the data folder, as they would `zht serve`
-  std::string listen;         // host:port of the manager (port 0: any); instances take the ports after it. Empty: no TCP
+  // host:port of the manager (port 0: any); instances take the ports after it. Empty: no TCP. Who connects proves the secret
+  // in $ZHT_SECRET_FILE or `data_folder`/secret, where there is one, and TLS as $ZHT_TLS_* say, as for `zht serve`.
+  std::string listen;
   std::string resp;           // host:port for Redis clients; empty: none
   // What update() may call, besides the general ones (add, max, set_if, list_take). Called once at the start.
   void (*add_procedures)(Procedures&) = nullptr;

@@ -7,3 +7,6 @@ add_unit_test(zht_resp_test
 add_unit_test(zht_endpoint_test
   SOURCES endpoint_test.cc datagram_client_test.cc settings_test.cc
   USES zht_net zht_client zht_node zht_server zht_support zht_proto)
+add_unit_test(zht_security_test
+  SOURCES security_test.cc
+  USES zht_security zht_net zht_client zht_node zht_support)

@@ -44,7 +44,7 @@ Result<Address> parse_address(const std::string& text) {
   return address;
 }
 
-Result<std::vector<Address>> parse_cluster(const std::string& text) {
+Result<std::vector<Address>> parse_cluster(const std::string& text, const security::Opener& opener) {
   std::string list = text;
   struct stat info {};
   if (stat(text.c_str(), &info) == 0 && S_ISREG(info.st_mode)) {
@@ -66,6 +66,7 @@ Result<std::vector<Address>> parse_cluster(const std::string& text) {
   std::istringstream parts(list);
   for (std::string part; std::getline(parts, part, ',');) {
     TRY_LET(address, parse_address(part));
+    address.opener = opener;
     addresses.push_back(std::move(address));
   }
   if (addresses.empty()) return fail(Code::invalid, "no address given; write host:port[,host:port...]");

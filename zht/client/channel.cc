@@ -20,6 +20,7 @@ using base::fail;
 using base::Result;
 using namespace std::chrono_literals;
 
+constexpr auto kProofTime = 10s;
 constexpr auto kReceiveTimeout = 250ms;  // of a blocking receive; long waits are made of these
 
 base::Time now() { return base::SystemClock().now(); }
@@ -72,6 +73,7 @@ Channel& Channel::operator=(Channel&& from) noexcept {
   requests_ = from.requests_;
   sent_ = from.sent_;
   patience_ = from.patience_;
+  guard_ = std::move(from.guard_);
   return *this;
 }
 
@@ -92,9 +94,40 @@ Result<Channel> Channel::open(const Address& address, base::Time deadline) {
     fcntl(*fd, F_SETFL, fcntl(*fd, F_GETFL) & ~O_NONBLOCK);
     const timeval timeout{0, std::chrono::microseconds(kReceiveTimeout).count()};
     setsockopt(*fd, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout);
-    return Channel(*fd);
+    Channel channel(*fd);
+    if (candidate.family() != AF_UNIX && address.opener) {
+      // A door that is half open is not waited at for ever.
+      auto proven = channel.prove(address.opener, std::min<base::Time>(deadline, now() + kProofTime));
+      if (!proven) {
+        last = base::add_context(address.text(), std::move(proven).error());
+        if (last.code == Code::unavailable) continue;
+        return last;
+      }
+    }
+    return channel;
   }
   return last;
+}
+
+Result<void> Channel::prove(const security::Opener& opener, base::Time deadline) {
+  guard_ = std::make_unique<security::Guard>(opener, security::Side::asker);
+  std::string to_wire;
+  guard_->begin(to_wire);
+  while (true) {
+    TRY(send_all(to_wire, deadline));
+    to_wire.clear();
+    if (guard_->open()) break;
+    char buffer[4096];
+    TRY_LET(got, receive_some(buffer, sizeof buffer, deadline));
+    auto received = guard_->receive({buffer, got}, in_, to_wire);
+    to_ = in_.size();
+    if (!received) {
+      (void)send_all(to_wire, deadline).has_value();  // an alert
+      return received;
+    }
+  }
+  if (guard_->transparent()) guard_.reset();
+  return {};
 }
 
 Result<void> Channel::wait_for(short events, base::Time deadline) {
@@ -108,8 +141,21 @@ Result<void> Channel::wait_for(short events, base::Time deadline) {
 
 Result<void> Channel::send_only(base::Time deadline) {
   sent_ = false;
-  for (std::size_t at = 0; at < out_.size();) {
-    const ssize_t sent = send(fd_, out_.data() + at, out_.size() - at, MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (guard_) {
+    std::string sealed;
+    TRY(guard_->send(out_, sealed));
+    TRY(send_all(sealed, deadline));
+  } else {
+    TRY(send_all(out_, deadline));
+  }
+  out_.clear();
+  if (out_.capacity() > (std::size_t{1} << 20)) std::string().swap(out_);
+  return {};
+}
+
+Result<void> Channel::send_all(base::Bytes bytes, base::Time deadline) {
+  for (std::size_t at = 0; at < bytes.size();) {
+    const ssize_t sent = send(fd_, bytes.data() + at, bytes.size() - at, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent > 0) {
       at += static_cast<std::size_t>(sent);
       sent_ = true;
@@ -119,12 +165,28 @@ Result<void> Channel::send_only(base::Time deadline) {
     if (errno != EAGAIN) return fail(Code::unavailable, "connection lost: ", std::strerror(errno));
     TRY(wait_for(POLLOUT, std::min<base::Time>(deadline, now() + patience_)));
   }
-  out_.clear();
-  if (out_.capacity() > (std::size_t{1} << 20)) std::string().swap(out_);
+  return {};
+}
+
+// Through TLS: what has come is unwrapped behind what in_ holds.
+Result<void> Channel::receive_guarded(base::Time deadline) {
+  in_.erase(0, from_);
+  in_.resize(to_ - from_);
+  from_ = 0;
+  std::string to_wire;
+  const std::size_t before = in_.size();
+  while (in_.size() == before) {
+    char buffer[16 << 10];
+    TRY_LET(got, receive_some(buffer, sizeof buffer, deadline));
+    TRY(guard_->receive({buffer, got}, in_, to_wire));
+    if (!to_wire.empty()) TRY(send_all(std::exchange(to_wire, {}), deadline));
+  }
+  to_ = in_.size();
   return {};
 }
 
 Result<void> Channel::receive_more(base::Time deadline) {
+  if (guard_) return receive_guarded(deadline);
   if (from_ == to_) from_ = to_ = 0;
   constexpr std::size_t room = 16 << 10;
   if (in_.size() < to_ + room) {
@@ -139,14 +201,17 @@ Result<void> Channel::receive_more(base::Time deadline) {
                                     1);
     if (in_.size() < wanted) in_.resize(wanted);
   }
+  TRY_LET(got, receive_some(in_.data() + to_, in_.size() - to_, deadline));
+  to_ += got;
+  return {};
+}
+
+Result<std::size_t> Channel::receive_some(char* to, std::size_t room, base::Time deadline) {
   deadline = std::min<base::Time>(deadline, now() + patience_);
   for (;;) {
     if (deadline - now() < 2 * kReceiveTimeout) TRY(wait_for(POLLIN, deadline));
-    const ssize_t got = recv(fd_, in_.data() + to_, in_.size() - to_, 0);
-    if (got > 0) {
-      to_ += static_cast<std::size_t>(got);
-      return {};
-    }
+    const ssize_t got = recv(fd_, to, room, 0);
+    if (got > 0) return static_cast<std::size_t>(got);
     if (got == 0) return fail(Code::unavailable, "connection closed by the other side");
     if (errno != EINTR && errno != EAGAIN) return fail(Code::unavailable, "connection lost: ", std::strerror(errno));
     if (now() >= deadline) return fail(Code::unavailable, "no answer in time");

@@ -6,6 +6,7 @@
 //   if (auto reply = channel.exchange(identity.request, deadline)) ... reply->status ...
 #pragma once
 
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -19,11 +20,12 @@ class Channel {
  public:
   Channel(Channel&& from) noexcept
       : fd_(std::exchange(from.fd_, -1)), out_(std::move(from.out_)), in_(std::move(from.in_)), from_(from.from_), to_(from.to_),
-        requests_(from.requests_), sent_(from.sent_), patience_(from.patience_) {}
+        requests_(from.requests_), sent_(from.sent_), patience_(from.patience_), guard_(std::move(from.guard_)) {}
   Channel& operator=(Channel&& from) noexcept;
   ~Channel();
 
-  // unavailable: nobody listens there, or no answer in time; names the address.
+  // unavailable: nobody listens there, or no answer in time; invalid: one side does not take the other's proof (zht/security).
+  // Both name the address.
   static base::Result<Channel> open(const Address& address, base::Time deadline);
 
   std::uint64_t next_request() { return ++requests_; }
@@ -45,6 +47,10 @@ class Channel {
   explicit Channel(int fd) : fd_(fd) {}
   base::Result<void> wait_for(short events, base::Time deadline);
   base::Result<void> receive_more(base::Time deadline);
+  base::Result<void> receive_guarded(base::Time deadline);
+  base::Result<std::size_t> receive_some(char* to, std::size_t room, base::Time deadline);
+  base::Result<void> send_all(base::Bytes bytes, base::Time deadline);
+  base::Result<void> prove(const security::Opener& opener, base::Time deadline);
 
   int fd_;
   std::string out_, in_;           // in_ holds received bytes in [from_, to_)
@@ -52,6 +58,7 @@ class Channel {
   std::uint64_t requests_ = 0;
   bool sent_ = false;
   base::Duration patience_ = std::chrono::hours(24);
+  std::unique_ptr<security::Guard> guard_;  // none: bytes go and come as they are
 };
 
 // How long an instance that was asked something may be silent before it is asked anew on another connection.

@@ -17,7 +17,7 @@ Result<std::string> ask(const Address& address, wire::ControlKind kind, const st
 
 Result<std::shared_ptr<const Table>> fetch_table(const Address& address, Millis timeout) {
   TRY_LET(answer, ask(address, wire::ControlKind::membership, wire::MembershipRequest().SerializeAsString(), timeout));
-  return parse_table(answer, address.is_unix());
+  return parse_table(answer, address.is_unix(), address.opener);
 }
 
 Result<std::shared_ptr<const Table>> fetch_table(const std::vector<Address>& addresses, Millis timeout) {

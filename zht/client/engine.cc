@@ -107,6 +107,9 @@ class Engine::Loop {
     std::vector<std::uint32_t> waiting;  // slots to send when it is up
     std::string out;                     // encoded requests
     std::size_t out_at = 0;
+    std::unique_ptr<security::Guard> guard;  // none: bytes go and come as they are
+    std::string sealed;                      // with a guard: for the wire
+    std::size_t sealed_at = 0;
     bool writing = false, dirty = false;
     std::string in;  // received bytes in [in_from, in_to)
     std::size_t in_from = 0, in_to = 0;
@@ -291,22 +294,70 @@ class Engine::Loop {
         link.trouble = address.text() + ": " + error.message();
         rest(link);
       } else {
-        connected(link, address);
+        prove(link, address);
       }
       turn();
     });
   }
 
-  void connected(Link& link, const Address& address) {
+  // Both sides show that they know the secret, where there is one; the link goes on connecting meanwhile.
+  void prove(Link& link, const Address& address) {
     asio::error_code ignored;
     link.socket.non_blocking(true, ignored);
     if (!address.is_unix()) make_lively(link.socket.native_handle());
+    link.out.clear();
+    link.sealed.clear();
+    link.out_at = link.sealed_at = link.in_from = link.in_to = 0;
+    link.guard.reset();
+    if (address.is_unix() || !address.opener) return connected(link, address);
+    link.guard = std::make_unique<security::Guard>(address.opener, security::Side::asker);
+    link.guard->begin(link.sealed);
+    if (!send_proof(link, address)) return;
+    prove_later(link, address);
+  }
+
+  // What the guard says while it proves fits any socket's buffer.
+  bool send_proof(Link& link, const Address& address) {
+    asio::error_code error;
+    if (!link.sealed.empty()) asio::write(link.socket, asio::buffer(link.sealed), error);
+    link.sealed.clear();
+    if (!error) return true;
+    link.trouble = address.text() + ": " + error.message();
+    rest(link);
+    return false;
+  }
+
+  void prove_later(Link& link, const Address& address) {
+    const std::uint64_t connection = link.connection;
+    link.socket.async_wait(Socket::wait_read, [this, &link, connection, address](asio::error_code error) {
+      if (ended_ || connection != link.connection) return;
+      char buffer[4096];
+      const std::size_t got = error ? 0 : link.socket.read_some(asio::buffer(buffer), error);
+      std::string plain;
+      if (error == asio::error::would_block) {
+        prove_later(link, address);
+      } else if (error) {
+        link.trouble = address.text() + ": " + (error == asio::error::eof ? "connection closed by the other side" : error.message());
+        rest(link);
+      } else if (const auto received = link.guard->receive({buffer, got}, plain, link.sealed); !received) {
+        link.trouble = address.text() + ": " + received.error().message;
+        rest(link);
+      } else if (send_proof(link, address)) {
+        if (!link.guard->open()) prove_later(link, address);
+        else connected(link, address, plain);
+      }
+      turn();
+    });
+  }
+
+  void connected(Link& link, const Address& address, const std::string& first = {}) {
+    if (link.guard && link.guard->transparent()) link.guard.reset();
+    link.in = first;
+    link.in_to = first.size();
     log_.debug("connected", {{"instance", link.instance}, {"address", address.text()}});
     link.state = Link::State::up;
     link.failures = 0;
     link.trouble.clear();
-    link.out.clear();
-    link.out_at = link.in_from = link.in_to = 0;
     link.writing = false;
     link.sent = link.awaited = 0;
     receive_later(link);
@@ -333,6 +384,9 @@ class Engine::Loop {
     link.socket.close(ignored);
     link.out.clear();
     link.out_at = 0;
+    link.guard.reset();
+    link.sealed.clear();
+    link.sealed_at = 0;
     link.writing = false;
   }
 
@@ -366,11 +420,18 @@ class Engine::Loop {
   }
 
   void write(Link& link) {
-    while (link.state == Link::State::up && !link.writing && link.out_at < link.out.size()) {
+    if (link.guard && link.state == Link::State::up) {
+      if (const auto sealed = link.guard->send(Bytes(link.out).substr(link.out_at), link.sealed); !sealed)
+        return broken(link, sealed.error().message);
+      link.out.clear();
+      link.out_at = 0;
+    }
+    std::string& out = link.guard ? link.sealed : link.out;
+    std::size_t& at = link.guard ? link.sealed_at : link.out_at;
+    while (link.state == Link::State::up && !link.writing && at < out.size()) {
       asio::error_code error;
-      const std::size_t sent =
-          link.socket.write_some(asio::buffer(link.out.data() + link.out_at, link.out.size() - link.out_at), error);
-      link.out_at += sent;
+      const std::size_t sent = link.socket.write_some(asio::buffer(out.data() + at, out.size() - at), error);
+      at += sent;
       if (error == asio::error::would_block) {
         link.writing = true;
         const std::uint64_t connection = link.connection;
@@ -389,13 +450,13 @@ class Engine::Loop {
         return;
       }
     }
-    if (link.out_at == link.out.size()) {
-      link.out.clear();
-      link.out_at = 0;
-      if (link.out.capacity() > (std::size_t{8} << 20)) std::string().swap(link.out);
-    } else if (link.out_at > (std::size_t{4} << 20)) {
-      link.out.erase(0, link.out_at);
-      link.out_at = 0;
+    if (at == out.size()) {
+      out.clear();
+      at = 0;
+      if (out.capacity() > (std::size_t{8} << 20)) std::string().swap(out);
+    } else if (at > (std::size_t{4} << 20)) {
+      out.erase(0, at);
+      at = 0;
     }
   }
 
@@ -416,16 +477,21 @@ class Engine::Loop {
     const std::uint64_t connection = link.connection;
     // A bounded number of reads, so that one busy connection does not keep the others waiting.
     for (int reads = 0; reads < 8; reads++) {
-      make_room(link);
+      if (!link.guard) make_room(link);
       asio::error_code error;
-      const std::size_t room = link.in.size() - link.in_to;
-      const std::size_t got = link.socket.read_some(asio::buffer(link.in.data() + link.in_to, room), error);
+      const std::size_t room = link.guard ? sealed_in_.size() : link.in.size() - link.in_to;
+      char* const to = link.guard ? sealed_in_.data() : link.in.data() + link.in_to;
+      const std::size_t got = link.socket.read_some(asio::buffer(to, room), error);
       if (error == asio::error::would_block) return;
       if (error) {
         broken(link, error == asio::error::eof ? "connection closed by the other side" : error.message());
         return;
       }
-      link.in_to += got;
+      if (!link.guard) {
+        link.in_to += got;
+      } else if (!unwrap(link, got)) {
+        return;
+      }
       link.quiet_since = now();
       link.patience = kPatience;
       while (link.in_from < link.in_to) {
@@ -442,6 +508,17 @@ class Engine::Loop {
       }
       if (got < room) return;  // the socket is empty
     }
+  }
+
+  // Through TLS: what it held comes behind what `in` holds.
+  bool unwrap(Link& link, std::size_t got) {
+    link.in.resize(link.in_to);
+    link.in.erase(0, std::exchange(link.in_from, 0));
+    const auto received = link.guard->receive({sealed_in_.data(), got}, link.in, link.sealed);
+    link.in_to = link.in.size();
+    if (received) return true;
+    broken(link, received.error().message);
+    return false;
   }
 
   static void make_room(Link& link) {
@@ -618,6 +695,8 @@ class Engine::Loop {
         std::string goodbye;
         wire::encode_goodbye(goodbye, session_.id());
         asio::error_code ignored;
+        std::string sealed;
+        if (link->guard && link->sealed.empty() && link->guard->send(goodbye, sealed)) goodbye = sealed;
         link->socket.write_some(asio::buffer(goodbye), ignored);
       }
       close(*link);
@@ -643,6 +722,7 @@ class Engine::Loop {
   std::vector<std::unique_ptr<Pending>> taken_;
   std::vector<RequestNumber> unwanted_;
   std::unordered_map<RequestNumber, std::uint32_t> named_;  // slots that can be cancelled
+  std::string sealed_in_ = std::string(std::size_t{64} << 10, '\0');  // scratch: what came over TLS
   bool ended_ = false;
 
   mutable std::mutex mutex_;

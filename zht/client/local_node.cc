@@ -61,7 +61,7 @@ Result<LocalNode> wait_for(const std::string& data_folder, const Address& manage
 
 Result<Address> manager_of(const std::string& data_folder) {
   TRY_LET(path, support::socket_path(data_folder, "node.sock"));
-  return Address{std::move(path), {}, 0};
+  return Address{.path = std::move(path)};
 }
 
 bool stopped_on_purpose(const std::string& data_folder) {

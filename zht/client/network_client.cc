@@ -450,7 +450,10 @@ Result<std::unique_ptr<Client>> connect(ClientOptions options) {
     source.seeds = {node.manager};
     table = node.table;
   } else {
-    TRY_LET(seeds, client::parse_cluster(cluster));
+    // The secret beside the local node's data is the one of its cluster, and a client here belongs to that.
+    const auto folder = support::data_folder(options.data_folder);
+    TRY_LET(opener, security::credentials_from_environment(folder ? *folder : std::string()));
+    TRY_LET(seeds, client::parse_cluster(cluster, opener));
     TRY_LET(found, client::fetch_table(seeds, options.connect_timeout));
     source.seeds = std::move(seeds);
     table = std::move(found);

@@ -6,7 +6,7 @@
 
 namespace zht::client {
 
-Result<std::shared_ptr<const Table>> parse_table(base::Bytes message, bool same_machine) {
+Result<std::shared_ptr<const Table>> parse_table(base::Bytes message, bool same_machine, const security::Opener& opener) {
   wire::MembershipTable proto;
   if (!proto.ParseFromArray(message.data(), static_cast<int>(message.size())))
     return fail(Code::corrupt, "membership table of ", message.size(), " bytes cannot be read");
@@ -19,14 +19,15 @@ Result<std::shared_ptr<const Table>> parse_table(base::Bytes message, bool same_
     return fail(Code::corrupt, "membership table with ", table->partition_count, " partitions");
   std::map<std::uint32_t, std::uint32_t> index_of;
   for (const wire::Instance& instance : proto.instances()) {
-    Table::Instance one{instance.id(), {}, instance.udp()};
+    Table::Instance one{instance.id(), {}, instance.udp() && !opener};  // a datagram proves nothing
     Address tcp;
     if (!instance.tcp().empty()) {
       TRY_LET(address, parse_address(instance.tcp()));
       tcp = std::move(address);
+      tcp.opener = opener;
     }
     // A path of another machine may exist here too and lead to a stranger; a loopback address may be a tunnel's end.
-    if (!instance.unix_socket().empty() && same_machine) one.addresses.push_back({instance.unix_socket(), {}, 0});
+    if (!instance.unix_socket().empty() && same_machine) one.addresses.push_back({.path = instance.unix_socket()});
     if (tcp.port != 0) one.addresses.push_back(std::move(tcp));
     if (one.addresses.empty())
       return fail(Code::corrupt, "membership table: instance ", instance.id(),

@@ -32,7 +32,7 @@ struct Table {
 };
 
 // From the wire's MembershipTable. `same_machine`: it came through a unix socket, so that the paths in it are of use.
-// corrupt: a partition without owner, an instance without address.
-Result<std::shared_ptr<const Table>> parse_table(base::Bytes message, bool same_machine);
+// Its TCP addresses are given `opener`. corrupt: a partition without owner, an instance without address.
+Result<std::shared_ptr<const Table>> parse_table(base::Bytes message, bool same_machine, const security::Opener& opener = nullptr);
 
 }  // namespace zht::client

@@ -26,6 +26,14 @@ void error_frame(std::string& out, const base::Error& error) {
   const std::size_t start = wire::begin_reply(out, {.status = static_cast<std::uint8_t>(error.code)}, error.message);
   wire::end_reply(out, start);
 }
+// The socket file's mode says the same; but it may have been opened up, or the folder handed over.
+bool is_of_this_user(int descriptor) {
+  ucred peer{};
+  socklen_t size = sizeof peer;
+  if (::getsockopt(descriptor, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return false;
+  return peer.uid == ::geteuid() || peer.uid == 0;
+}
+
 // What has arrived and is not read makes the kernel reset a connection that is closed, and a reset takes along what the
 // other side has not read yet.
 void hang_up(int descriptor, std::string& scratch) {
@@ -53,6 +61,9 @@ struct FrameServer::Connection final : Ready {
   bool gone = false;          // closed in this turn
   bool blocked = false;       // the socket takes no more for now
   bool closing = false;       // close once `out` is gone
+  std::unique_ptr<security::Guard> guard;  // none: frames come and go as they are
+  std::string sealed;         // with a guard: what goes over the wire, out of `out` and of the guard's own
+  std::size_t sealed_sent = 0;
 };
 
 struct FrameServer::Listener final : Ready {
@@ -61,7 +72,7 @@ struct FrameServer::Listener final : Ready {
   void on_ready(std::uint32_t) override { server.accept(*this); }
   FrameServer& server;
   const int descriptor;
-  const std::string unix_path;
+  const std::string unix_path;  // empty: TCP
 };
 
 FrameServer::FrameServer(EventLoop& loop, FrameHandler& handler, FrameServerLimits limits)
@@ -143,8 +154,12 @@ void FrameServer::accept(Listener& listener) {
   while (true) {
     const int descriptor = ::accept4(listener.descriptor, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (descriptor >= 0) {
+      if (!listener.unix_path.empty() && !is_of_this_user(descriptor)) {
+        ::close(descriptor);
+        continue;
+      }
       if (connections_.size() < limits_.connections) {
-        adopt(descriptor);
+        adopt(descriptor, listener.unix_path.empty());
         continue;
       }
       std::string out;
@@ -168,7 +183,7 @@ void FrameServer::accept(Listener& listener) {
   }
 }
 
-void FrameServer::adopt(int descriptor) {
+void FrameServer::adopt(int descriptor, bool tcp) {
   // A unix socket refuses these; fine. A peer that is gone without a word is noticed within half a minute.
   const int on = 1, idle_seconds = 15, between_seconds = 5, probes = 3;
   ::setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
@@ -178,8 +193,11 @@ void FrameServer::adopt(int descriptor) {
   ::setsockopt(descriptor, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
   const ConnectionNumber number = next_++;
   auto connection = std::make_unique<Connection>(*this, number, descriptor);
+  if (tcp && opener_) connection->guard = std::make_unique<security::Guard>(opener_, security::Side::answerer);
   if (!loop_.add(descriptor, EPOLLIN, *connection)) return;
+  if (connection->guard) unproven_.emplace(number, std::chrono::steady_clock::now());
   connections_.emplace(number, std::move(connection));
+  if (unproven_.size() > limits_.unproven) close(*connections_.at(unproven_.begin()->first));
 }
 
 void FrameServer::on_connection(Connection& connection, std::uint32_t events) {
@@ -191,7 +209,46 @@ void FrameServer::on_connection(Connection& connection, std::uint32_t events) {
   if (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) receive(connection);
 }
 
+void FrameServer::guard(security::Opener opener) {
+  if (!opener_ && opener)
+    loop_.every(limits_.proof / 4, [self = std::weak_ptr(self_)] {
+      if (const auto alive = self.lock()) (*alive)->close_unproven();
+    });
+  opener_ = std::move(opener);
+}
+
+// Half-open ones, and those who say one byte a second.
+void FrameServer::close_unproven() {
+  const auto late = std::chrono::steady_clock::now() - limits_.proof;
+  while (!unproven_.empty() && unproven_.begin()->second <= late) close(*connections_.at(unproven_.begin()->first));
+}
+
+// What comes goes through the guard: its own words are answered, frames that follow are handled as ever.
+void FrameServer::receive_guarded(Connection& connection) {
+  const ssize_t read = ::recv(connection.descriptor, buffer_.data(), buffer_.size(), 0);
+  if (read < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  if (read <= 0 || connection.closing) return close(connection);
+  connection.fresh += static_cast<std::size_t>(read);
+  std::string& pending = connection.pending;
+  const std::size_t before = pending.size();
+  if (before == 0) connection.fresh = kStallBytes;
+  const auto received = connection.guard->receive({buffer_.data(), static_cast<std::size_t>(read)}, pending, connection.sealed);
+  partial_bytes_ += pending.size() - before;
+  if (!received) {
+    // Its last words are for whoever can read them; nothing more is read.
+    connection.closing = true;
+    return flush(connection);
+  }
+  if (connection.guard->open()) unproven_.erase(connection.number);
+  flush(connection);
+  if (connection.gone) return;
+  if (connection.guard->transparent() && connection.sealed.empty()) connection.guard.reset();
+  if (!pending.empty()) digest(connection, pending);
+}
+
 void FrameServer::receive(Connection& connection) {
+  if (connection.guard) [[unlikely]]
+    return receive_guarded(connection);
   if (const std::size_t before = connection.pending.size(); before <= kReadSize / 2) {
     std::memcpy(buffer_.data(), connection.pending.data(), before);
     const ssize_t read = ::recv(connection.descriptor, buffer_.data() + before, buffer_.size() - before, 0);
@@ -312,7 +369,7 @@ void FrameServer::close_stalled() {
   std::vector<Connection*> stalled;
   for (auto& [number, connection] : connections_) {
     const bool owes_frame = !connection->pending.empty() && reads(*connection) && !connection->paused;
-    const bool owes_reading = connection->sent < connection->released;
+    const bool owes_reading = connection->sent < connection->released || !connection->sealed.empty();
     if ((owes_frame && connection->fresh < kStallBytes) || (owes_reading && !connection->taken)) stalled.push_back(connection.get());
     connection->fresh = 0;
     connection->taken = false;
@@ -370,8 +427,36 @@ void FrameServer::send(ConnectionNumber to, std::string frame) {
   flush(connection);
 }
 
+// With a guard: what is released goes through it, no more of it than the socket takes soon.
+void FrameServer::flush_guarded(Connection& connection) {
+  constexpr std::size_t most = std::size_t{256} << 10;
+  while (!connection.blocked) {
+    if (connection.sealed_sent == connection.sealed.size()) {
+      if (connection.sealed.capacity() > most) std::string().swap(connection.sealed);
+      connection.sealed.clear();
+      connection.sealed_sent = 0;
+      if (connection.sent >= connection.released || !connection.guard->open()) return;
+      const std::size_t some = std::min(most, connection.released - connection.sent);
+      if (!connection.guard->send(std::string_view(connection.out).substr(connection.sent, some), connection.sealed))
+        return close(connection);
+      connection.sent += some;
+    }
+    const ssize_t wrote = ::send(connection.descriptor, connection.sealed.data() + connection.sealed_sent,
+                                 connection.sealed.size() - connection.sealed_sent, MSG_NOSIGNAL);
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote < 0 && errno != EAGAIN) return close(connection);
+    if (wrote < 0) connection.blocked = true;
+    else connection.sealed_sent += static_cast<std::size_t>(wrote), connection.taken = true;
+  }
+}
+
 void FrameServer::flush(Connection& connection) {
-  while (connection.sent < connection.released && !connection.blocked) {
+  if (connection.guard) [[unlikely]] {
+    flush_guarded(connection);
+    if (connection.gone) return;
+    if (!connection.sealed.empty()) return set_interest(connection);
+  }
+  while (connection.sent < connection.released && !connection.blocked && !connection.guard) {
     const ssize_t wrote = ::send(connection.descriptor, connection.out.data() + connection.sent,
                                  connection.released - connection.sent, MSG_NOSIGNAL);
     if (wrote < 0 && errno == EINTR) continue;
@@ -403,8 +488,9 @@ void FrameServer::set_interest(Connection& connection) {
 void FrameServer::close(Connection& connection) {
   if (std::exchange(connection.gone, true)) return;
   loop_.remove(connection.descriptor, connection);
-  if (drained_) hang_up(connection.descriptor, buffer_);
+  if (drained_ || connection.guard) hang_up(connection.descriptor, buffer_);
   partial_bytes_ -= connection.pending.size();
+  unproven_.erase(connection.number);
   const auto found = connections_.find(connection.number);
   closed_.push_back(std::move(found->second));
   connections_.erase(found);

@@ -6,8 +6,10 @@
 // closed; one that does not read its replies is not read from until it does. Source: [ZHT] 3.7 (one event loop a core).
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -18,6 +20,7 @@
 #include "zht/net/datagrams.h"
 #include "zht/net/event_loop.h"
 #include "zht/net/listen.h"
+#include "zht/security/guard.h"
 #include "zht/wire/frame.h"
 
 namespace zht::net {
@@ -51,6 +54,9 @@ struct FrameServerLimits {
   std::size_t partial_frames = std::size_t{512} << 20;  // bytes of frames that are not complete, over all connections
   // A frame comes at 64 KiB in this time at least, and replies are taken at all within it, or the connection is closed.
   base::Duration stall = std::chrono::seconds(30);
+  // Of guard(): a TCP connection proves itself in this time, and no more than so many are at it (the oldest makes way).
+  base::Duration proof = std::chrono::seconds(5);
+  std::size_t unproven = 1024;
 };
 
 class FrameServer {
@@ -58,6 +64,9 @@ class FrameServer {
   FrameServer(EventLoop& loop, FrameHandler& handler, FrameServerLimits limits = {});
   ~FrameServer();
 
+  // Who connects over TCP from now on proves himself before any of his frames reaches the handler; null: nobody has to. Through
+  // unix sockets come this user's processes and root's alone, always.
+  void guard(security::Opener opener);
   // Returns the address it got ("127.0.0.1:40000" for port 0). invalid: not host:port; conflict: in use; io.
   base::Result<std::string> listen_tcp(const std::string& address);
   // Datagrams on the address that listen_tcp() returned. Errors as there.
@@ -80,9 +89,11 @@ class FrameServer {
 
   base::Result<void> adopt(Listening listening);
   void accept(Listener& listener);
-  void adopt(int descriptor);
+  void adopt(int descriptor, bool tcp);
   void on_connection(Connection& connection, std::uint32_t events);
   void receive(Connection& connection);
+  void receive_guarded(Connection& connection);
+  void close_unproven();
   void digest(Connection& connection, std::string_view bytes);
   bool consume(Connection& connection, std::string_view bytes, std::size_t& used);
   bool reads(const Connection& connection) const;
@@ -94,6 +105,7 @@ class FrameServer {
   void open_round();
   void close_round();
   void flush(Connection& connection);
+  void flush_guarded(Connection& connection);
   void set_interest(Connection& connection);
   void close(Connection& connection);
   void touch(Connection& connection);
@@ -101,6 +113,8 @@ class FrameServer {
   EventLoop& loop_;
   FrameHandler& handler_;
   FrameServerLimits limits_;
+  security::Opener opener_;
+  std::map<ConnectionNumber, std::chrono::steady_clock::time_point> unproven_;  // since when; oldest first
   std::vector<std::unique_ptr<Listener>> listeners_;
   std::unique_ptr<Datagrams> datagrams_;
   std::unordered_map<ConnectionNumber, std::unique_ptr<Connection>> connections_;

@@ -397,6 +397,23 @@ Plan ping(Context& context) {
       [&](Reply& out) { context.command.size() == 2 ? out.bulk(context.word(1)) : out.simple("PONG"); });
 }
 
+// Why not; empty: the connection is let in.
+std::string authenticate(Session& session, const std::string& user, const std::string& password) {
+  if (session.secret == nullptr)
+    return "ERR AUTH <password> called without any password configured for the default user. Are you sure your "
+           "configuration is correct?";
+  if (user != "default" || !session.secret->is(password)) return "WRONGPASS invalid username-password pair or user is disabled.";
+  session.authenticated = true;
+  return {};
+}
+
+Plan auth(Context& context) {
+  const Command& command = context.command;
+  if (command.size() > 3) return context.error("ERR syntax error");
+  const std::string refusal = authenticate(context.session, command.size() == 3 ? command[1] : "default", command.back());
+  return refusal.empty() ? context.ok() : context.error(refusal);
+}
+
 Plan hello(Context& context) {
   Session& session = context.session;
   const Command& command = context.command;
@@ -408,11 +425,17 @@ Plan hello(Context& context) {
   for (std::size_t i = 2; i < command.size(); i++) {
     if (upper(command[i]) == "SETNAME" && i + 1 < command.size())
       name = command[++i];
-    else if (upper(command[i]) == "AUTH" && i + 2 < command.size())
-      return context.error("ERR AUTH called without any password configured");
+    else if (upper(command[i]) == "AUTH" && i + 2 < command.size()) {
+      if (const std::string refusal = authenticate(session, command[i + 1], command[i + 2]); !refusal.empty())
+        return context.error(refusal);
+      i += 2;
+    }
     else
       return context.error("ERR Syntax error in HELLO option '" + base::escape(command[i], 64) + "'");
   }
+  if (!session.let_in())
+    return context.error("NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> "
+                         "<pass> option can be used to authenticate the client and select the RESP protocol version at the same time");
   session.protocol = static_cast<int>(wanted);
   session.name = name;
   return context.ready([&](Reply& out) {
@@ -610,6 +633,7 @@ Plan memory(Context& context) {
 Plan reset(Context& context) {
   Session& session = context.session;
   session.end_multi();
+  session.authenticated = false;
   session.protocol = 2;
   session.name.clear();
   return context.ready([](Reply& out) { out.simple("RESET"); });
@@ -637,12 +661,7 @@ using Make = Plan (*)(Context&);
 const std::map<std::string_view, Make>& makers() {
   static const std::map<std::string_view, Make> all = {
       {"APPEND", append},
-      {"AUTH",
-       [](Context& c) {
-         return c.error(
-             "ERR AUTH <password> called without any password configured for the default user. Are you sure your "
-             "configuration is correct?");
-       }},
+      {"AUTH", auth},
       {"CLIENT", client},
       {"COMMAND", command},
       {"CONFIG", config},
@@ -712,6 +731,8 @@ Plan plan(Session& session, Command words, std::uint32_t partition_count) {
   Context context{session, words, partition_count};
   const std::string name = upper(words[0]);
   const Spec* spec = find_spec(name);
+  if (!session.let_in() && name != "AUTH" && name != "HELLO" && name != "QUIT" && name != "RESET")
+    return context.error("NOAUTH Authentication required.");
   if (spec == nullptr || !arity_fits(*spec, words.size())) {
     session.spoiled |= session.in_multi;
     return context.error(spec == nullptr ? unknown_command(words) : wrong_arity(name));

@@ -27,6 +27,7 @@ constexpr std::size_t kMaxUnread = std::size_t{64} << 20;   // bytes of replies
 constexpr std::size_t kMaxCommand = std::size_t{64} << 20;  // bytes of one command, all its arguments together
 // Of all connections together; past it each has one command under way at a time, and none with a large half-read one is
 // kept.
+constexpr std::size_t kMaxUnproven = kReadSize;  // bytes of commands of a connection that has not authenticated
 constexpr std::size_t kMaxHeld = std::size_t{1} << 30;
 constexpr auto kKeepalive = std::chrono::seconds(300);  // a peer that is silent so long is asked if it lives
 constexpr auto kStuck = std::chrono::seconds(120);      // a peer that reads nothing so long is closed
@@ -34,8 +35,8 @@ constexpr auto kStuck = std::chrono::seconds(120);      // a peer that reads not
 
 class Gateway::Parts {
  public:
-  Parts(Client& client, AskNode ask_node, std::size_t max_connections)
-      : client_(client), ask_node_(std::move(ask_node)), max_connections_(max_connections), buffer_(kReadSize, '\0') {
+  Parts(Client& client, AskNode ask_node, std::size_t max_connections, const security::Secret* secret)
+      : client_(client), ask_node_(std::move(ask_node)), max_connections_(max_connections), secret_(secret), buffer_(kReadSize, '\0') {
     loop_.end_of_turn([this] { end_turn(); });
     loop_.every(std::chrono::seconds(10), [this] { close_stuck(); });
   }
@@ -95,6 +96,7 @@ class Gateway::Parts {
     std::chrono::steady_clock::time_point progress = std::chrono::steady_clock::now();
     std::uint32_t interest = EPOLLIN;
     // ended: nothing more is read; closes when all is sent. starved: commands wait for room, not for bytes.
+    bool seen = false;  // by close_stuck(), unauthenticated
     bool blocked = false, ended = false, touched = false, starved = false;
   };
   struct Listener final : net::Ready {
@@ -135,6 +137,7 @@ class Gateway::Parts {
       ::setsockopt(descriptor, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
       auto connection = std::make_unique<Connection>(*this, next_++, descriptor);
       connection->session.peer = text_of(from);
+      connection->session.secret = secret_;
       if (loop_.add(descriptor, EPOLLIN, *connection)) connections_.emplace(connection->number, std::move(connection));
     }
   }
@@ -163,6 +166,8 @@ class Gateway::Parts {
     unread_ -= connection.parser.buffered();
     connection.parser.feed(std::string_view(buffer_).substr(0, static_cast<std::size_t>(read)));
     unread_ += connection.parser.buffered();
+    // Who has not said who he is has no long words to say.
+    if (!connection.session.let_in() && connection.parser.buffered() > kMaxUnproven) return close(connection);
     take_commands(connection);
     if (unread_ > kMaxHeld && connection.parser.buffered() > (std::size_t{1} << 20)) return close(connection);
   }
@@ -396,6 +401,10 @@ class Gateway::Parts {
     const auto now = std::chrono::steady_clock::now();
     std::vector<Connection*> stuck;
     for (const auto& [number, connection] : connections_) {
+      if (!connection->session.let_in()) {
+        if (std::exchange(connection->seen, true)) stuck.push_back(connection.get());
+        continue;
+      }
       if (!connection->blocked)
         connection->progress = now;
       else if (now - connection->progress > kStuck)
@@ -416,6 +425,7 @@ class Gateway::Parts {
   Client& client_;
   const AskNode ask_node_;
   const std::size_t max_connections_;
+  const security::Secret* const secret_;
   net::EventLoop loop_;
   std::unique_ptr<Listener> listener_;
   std::unordered_map<std::uint64_t, std::unique_ptr<Connection>> connections_;
@@ -434,8 +444,8 @@ class Gateway::Parts {
   std::thread thread_;
 };
 
-Gateway::Gateway(Client& client, AskNode ask_node, std::size_t max_connections)
-    : parts_(std::make_unique<Parts>(client, std::move(ask_node), max_connections)) {}
+Gateway::Gateway(Client& client, AskNode ask_node, std::size_t max_connections, const security::Secret* secret)
+    : parts_(std::make_unique<Parts>(client, std::move(ask_node), max_connections, secret)) {}
 Gateway::~Gateway() = default;
 base::Result<std::string> Gateway::listen(const std::string& address) { return parts_->listen(address); }
 void Gateway::run() { parts_->run(); }

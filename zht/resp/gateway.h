@@ -23,8 +23,9 @@ class Gateway {
  public:
   // Gets the facts of the node and tells them to its argument, once, on any thread.
   using AskNode = std::function<void(std::function<void(Facts)>)>;
-  // `client` outlives it; both may call back until stop() has returned.
-  Gateway(Client& client, AskNode ask_node, std::size_t max_connections = 20'000);
+  // `client` and `secret` outlive it; the first two may call back until stop() has returned. With a secret, AUTH comes before
+  // everything else, within 10 to 20 s.
+  Gateway(Client& client, AskNode ask_node, std::size_t max_connections = 20'000, const security::Secret* secret = nullptr);
   ~Gateway();
   // Before run(). Returns the address it got. Errors as net::FrameServer::listen_tcp.
   base::Result<std::string> listen(const std::string& address);

@@ -30,6 +30,8 @@ std::string_view words_of(int status) {
       return "OK";
     case 400:
       return "Bad Request";
+    case 401:
+      return "Unauthorized";
     case 404:
       return "Not Found";
     case 405:
@@ -76,6 +78,8 @@ HttpParse parse_http(std::string_view bytes, HttpRequest& request) {
       if (equals_ignoring_case(value, "close")) request.keep_alive = false;
       if (equals_ignoring_case(value, "keep-alive")) request.keep_alive = true;
     }
+    if (equals_ignoring_case(name, "authorization") && equals_ignoring_case(value.substr(0, 7), "bearer "))
+      request.bearer = trimmed(value.substr(7));
     if (equals_ignoring_case(name, "transfer-encoding") ||
         (equals_ignoring_case(name, "content-length") && value != "0"))
       has_body = true;
@@ -179,7 +183,7 @@ void HttpEndpoint::take_request(Connection& connection) {
   }
   connection.waiting = true;
   connection.since = Clock::now();
-  handler_(request.path, [weak = std::weak_ptr<HttpEndpoint*>(self_), number = connection.number,
+  handler_(request.path, request.bearer, [weak = std::weak_ptr<HttpEndpoint*>(self_), number = connection.number,
                           which = ++connection.request](const HttpReply& made) {
     const auto self = weak.lock();
     if (!self) return;

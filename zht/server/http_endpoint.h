@@ -3,7 +3,7 @@
 // connections (the longest idle makes way). Our own two hundred lines instead of a library: cpp-httplib gives each
 // connection a thread for as long as it likes to be slow, and reads headers without end.
 //
-//   HttpEndpoint http(loop, [](const std::string& path, HttpEndpoint::Answer answer) { answer({200, "text/plain",
+//   HttpEndpoint http(loop, [](const std::string& path, const std::string& bearer, HttpEndpoint::Answer answer) { answer({200, "text/plain",
 //   "hi\n"}); }); TRY_LET(address, http.listen("127.0.0.1:9100"));
 //
 // Everything on the loop's thread.
@@ -36,7 +36,8 @@ struct HttpLimits {
 class HttpEndpoint {
  public:
   using Answer = std::function<void(HttpReply)>;  // once, now or later, on the loop's thread
-  using Handler = std::function<void(const std::string& path, Answer answer)>;  // path: without what follows a '?'
+  // path: without what follows a '?'; bearer: of an Authorization header
+  using Handler = std::function<void(const std::string& path, const std::string& bearer, Answer answer)>;
 
   HttpEndpoint(net::EventLoop& loop, Handler handler, HttpLimits limits = {});
   ~HttpEndpoint();                                               // closes everything; late answers go nowhere
@@ -68,7 +69,7 @@ class HttpEndpoint {
 
 // A request's first line and headers, as far as they matter here.
 struct HttpRequest {
-  std::string method, path;
+  std::string method, path, bearer;
   bool keep_alive = false;
   std::size_t size = 0;  // bytes of it
 };

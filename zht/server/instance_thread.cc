@@ -35,6 +35,7 @@ base::Result<void> InstanceThread::open() {
                               {"torn_bytes_cut", store.torn_bytes_cut}});
   net::FrameHandler& handler = *this;
   endpoint_ = std::make_unique<net::FrameServer>(loop_, handler, net::FrameServerLimits{.connections = options_.max_connections});
+  endpoint_->guard(options_.opener);
   return {};
 }
 
@@ -114,7 +115,7 @@ void InstanceThread::on_control(const wire::Frame& frame, std::string& out) cons
   if (kind == wire::ControlKind::membership)
     return wire::encode_control(out, wire::FrameType::control_reply, kind, frame.request, Code::ok, {}, encoded_table_);
   wire::encode_control(out, wire::FrameType::control_reply, kind, frame.request, Code::invalid,
-                       "this is an instance; ask the node's manager", {});
+                       kind == wire::ControlKind::hello ? "this node has no cluster secret" : "this is an instance; ask the node's manager", {});
 }
 
 void InstanceThread::on_closed(net::ConnectionNumber connection) {

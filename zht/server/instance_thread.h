@@ -33,6 +33,7 @@ class InstanceThread final : private net::FrameHandler {
     base::Duration sync_interval = std::chrono::seconds(1);
     std::size_t max_connections = 20'000;
     base::Duration busy_poll{};     // see net::EventLoop
+    security::Opener opener;        // what TCP connections prove; null: nothing
   };
   // `sync_pool` runs the syncs of durability interval. All references outlive it.
   InstanceThread(Options options, base::FileSystem& files, const base::Clock& clock, const Procedures& procedures,

@@ -14,6 +14,7 @@
 #include "zht/net/frame_server.h"
 #include "zht/operation_names.h"
 #include "zht/resp/gateway.h"
+#include "zht/security/guard.h"
 #include "zht/server/http_endpoint.h"
 #include "zht/server/identity.h"
 #include "zht/server/in_process_client.h"
@@ -77,12 +78,13 @@ bool is_loopback(const std::string& host) {
   return host == "localhost" || host == "::1" || host.rfind("127.", 0) == 0;
 }
 
-// An address to listen on; refused where it would be open to a network that nothing authenticates.
-Result<std::pair<std::string, std::uint16_t>> allowed_address(const std::string& text, bool insecure) {
+// An address to listen on; refused where it would be open to a network and nothing authenticates who comes from there.
+Result<std::pair<std::string, std::uint16_t>> allowed_address(const std::string& text, bool authenticated, bool insecure) {
   TRY_LET(address, net::parse_address(text));
-  if (!is_loopback(address.first) && !insecure)
+  if (!is_loopback(address.first) && !authenticated && !insecure)
     return fail(Code::invalid, "listening on ", text,
-                " would let anyone on the network in, unauthenticated; use a loopback address, or --insecure");
+                " would let anyone on the network in, unauthenticated; make a cluster secret (zht secret new), use a loopback "
+                "address, or --insecure");
   return address;
 }
 
@@ -140,6 +142,7 @@ struct Node::Parts final : net::FrameHandler {
   net::EventLoop loop;
   std::unique_ptr<net::FrameServer> endpoint;
   std::optional<ServiceKeeper> services;
+  security::Opener opener;  // what TCP connections prove; null: nothing
   std::pair<std::string, std::uint16_t> address;  // of settings.listen
   std::string tcp, unix_path;
   std::unique_ptr<resp::Gateway> redis;
@@ -191,6 +194,8 @@ void Node::Parts::on_frame(net::ConnectionNumber from, const wire::Frame& frame,
       services->look(std::chrono::steady_clock::now());
       return reply(Code::ok, {}, {});
     case wire::ControlKind::sync: return sync(from, frame.request);
+    case wire::ControlKind::hello:
+    case wire::ControlKind::prove: return reply(Code::unsupported, "this node has no cluster secret", {});
   }
   reply(Code::unsupported, "control request " + std::to_string(frame.op) + " is not known to this build", {});
 }
@@ -328,6 +333,7 @@ Result<void> Node::Parts::open_instances(const Procedures& procedures) {
     options.sync_interval = settings.sync_interval;
     options.max_connections = settings.max_connections;
     options.busy_poll = settings.busy_poll;
+    options.opener = opener;
     instances.push_back(std::make_unique<InstanceThread>(std::move(options), *files, clock, procedures, table, encoded_table, pool));
   }
   if (!settings.in_memory) TRY(support::make_private_folder(settings.data + "/store"));
@@ -346,8 +352,9 @@ Result<void> Node::Parts::open_instances(const Procedures& procedures) {
 Result<void> Node::Parts::listen_as_manager() {
   endpoint = std::make_unique<net::FrameServer>(loop, *this);
   if (!settings.listen.empty()) {
-    TRY_LET(parsed, allowed_address(settings.listen, settings.insecure));
+    TRY_LET(parsed, allowed_address(settings.listen, opener != nullptr, settings.insecure));
     address = parsed;
+    endpoint->guard(opener);
     TRY_LET(bound, endpoint->listen_tcp(settings.listen));
     tcp = bound;
   }
@@ -364,7 +371,7 @@ Result<void> Node::Parts::listen() {
       if (!bound && bound.code() == Code::conflict) bound = instances[i]->listen_tcp(host + ":0");
       if (!bound) return bound.error();
       table.instances[i].tcp = *bound;
-      if (settings.udp) {
+      if (settings.udp && !opener) {  // a datagram carries no connection that could have proven anything
         const auto datagrams = instances[i]->listen_udp(*bound);
         table.instances[i].udp = datagrams.has_value();
         if (!datagrams) logger().warn("no datagrams", {{"address", *bound}, {"error", datagrams.error()}});
@@ -384,7 +391,7 @@ Result<void> Node::Parts::listen() {
 
 // Redis clients know one address; the gateway's client knows which instance each key is with.
 Result<void> Node::Parts::listen_for_redis(Node& node) {
-  TRY(allowed_address(settings.resp, settings.insecure));
+  TRY(allowed_address(settings.resp, opener && opener->secret, settings.insecure));
   redis_client = node.client();
   redis = std::make_unique<resp::Gateway>(
       *redis_client,
@@ -393,7 +400,7 @@ Result<void> Node::Parts::listen_for_redis(Node& node) {
           gather([tell](const wire::Status& status) { tell(facts_of(status)); });
         });
       },
-      settings.max_connections);
+      settings.max_connections, opener && opener->secret ? &*opener->secret : nullptr);
   TRY_LET(bound, redis->listen(settings.resp));
   resp_address = bound;
   redis->run();
@@ -402,16 +409,21 @@ Result<void> Node::Parts::listen_for_redis(Node& node) {
 
 // Off unless asked for: a port is the machine's, and a node is often just one user's.
 Result<void> Node::Parts::listen_for_http() {
-  TRY(allowed_address(settings.http, settings.insecure));
-  http = std::make_unique<HttpEndpoint>(loop, [this](const std::string& path, HttpEndpoint::Answer answer) {
+  TRY_LET(where, allowed_address(settings.http, opener && opener->secret, settings.insecure));
+  // Of a port that others than this machine's users reach, the figures are for who has the token.
+  const bool asks = opener && opener->secret && !is_loopback(where.first);
+  const std::string token = asks ? opener->secret->metrics_token() : std::string();
+  http = std::make_unique<HttpEndpoint>(loop, [this, asks, token](const std::string& path, const std::string& bearer, HttpEndpoint::Answer answer) {
+    if (path == "/metrics" && asks && !security::same(bearer, token))
+      return answer({401, "text/plain", "Authorization: Bearer <what `zht secret token` prints>\n"});
     if (path == "/metrics")
       return gather([answer](const wire::Status& status) {
         answer({200, "text/plain; version=0.0.4", metrics_text(status)});
       });
     if (path == "/healthz")
-      return gather([answer](const wire::Status& status) {
+      return gather([answer, asks](const wire::Status& status) {
         const std::string ails = what_ails(status);
-        answer({ails.empty() ? 200 : 503, "text/plain", ails.empty() ? "ok\n" : ails});
+        answer({ails.empty() ? 200 : 503, "text/plain", ails.empty() ? "ok\n" : asks ? "not well\n" : ails});
       });
     answer({path == "/" ? 200 : 404, "text/plain", "/metrics\n/healthz\n"});
   });
@@ -469,6 +481,13 @@ Result<std::unique_ptr<Node>> Node::start(const Settings& settings, const Proced
                                  static_cast<std::uint32_t>(settings.partitions), cores));
     parts.identity = identity;
   }
+  const std::string secret_folder = settings.in_memory ? std::string() : settings.data;
+  // A node inside a program is told as a client is: by the environment.
+  TRY_LET(opener, settings.embedded ? security::credentials_from_environment(secret_folder)
+                                    : security::load_credentials(settings.secret_file,
+                                                                 {settings.tls_certificate, settings.tls_key, settings.tls_ca},
+                                                                 secret_folder));
+  parts.opener = std::move(opener);
   parts.services.emplace(settings.data);
   TRY(parts.listen_as_manager());
   TRY(parts.open_instances(procedures));
@@ -485,7 +504,9 @@ Result<std::unique_ptr<Node>> Node::start(const Settings& settings, const Proced
                             {"incarnation", parts.identity.member.incarnation},
                             {"listen", parts.tcp.empty() ? std::string("unix") : parts.tcp},
                             {"resp", parts.resp_address.empty() ? std::string("off") : parts.resp_address},
-                            {"http", parts.http_address.empty() ? std::string("off") : parts.http_address}});
+                            {"http", parts.http_address.empty() ? std::string("off") : parts.http_address},
+                            {"secret", parts.opener && parts.opener->secret ? parts.opener->secret->origin() : std::string("none")},
+                            {"tls", parts.opener && parts.opener->tls ? "on" : "off"}});
   return node;
 }
 

@@ -41,6 +41,8 @@ struct Settings {
   std::uint64_t max_connections = 20'000;  // of each instance
   bool udp = true;                         // datagrams too, where `listen` says
   base::Duration busy_poll = std::chrono::microseconds(50);  // 0: never
+  std::string secret_file;                 // the cluster's secret; empty: `data`/secret, if there is one; "none": none
+  std::string tls_certificate, tls_key, tls_ca;  // PEM files; all three, or none: no TLS
   bool insecure = false;                   // listen beyond loopback although nothing authenticates
 
   // For a node inside a program (zht/node.h), which owns its own life: it keeps no services and no request stops it.

@@ -15,6 +15,11 @@ void add_settings(support::Config& config, Settings& settings) {
   config.add("resp", settings.resp, "host:port for Redis clients (RESP); empty: none", "ZHT_RESP");
   config.add("http", settings.http, "host:port of /metrics (Prometheus) and /healthz; empty: none", "ZHT_HTTP");
   config.add("udp", settings.udp, "take small requests as datagrams too, where `listen` says");
+  config.add("secret_file", settings.secret_file, "the cluster's secret; empty: `secret` in the data folder, if it is there; none: no secret",
+             "ZHT_SECRET_FILE");
+  config.add("tls_certificate", settings.tls_certificate, "PEM; TLS takes all three files", "ZHT_TLS_CERTIFICATE");
+  config.add("tls_key", settings.tls_key, "PEM", "ZHT_TLS_KEY");
+  config.add("tls_ca", settings.tls_ca, "PEM: who may connect has a certificate of it", "ZHT_TLS_CA");
   config.add("insecure", settings.insecure, "listen beyond loopback although nothing authenticates the callers");
   config.add("instances", settings.instances, 0, 1024, "threads that serve; 0: what the data folder has, one per core when new");
   config.add("partitions", settings.partitions, 0, 1u << 20, "slices of the ring, fixed for good; 0: what the data folder has, 1024 when new");
@@ -67,8 +72,19 @@ http = ""
 # address has to prove itself before anything is done or sent for it.
 udp = true
 
-# Nothing authenticates callers yet, so `listen`, `resp` and `http` may name loopback addresses only, unless this is true: then
-# whoever reaches the port can read and change everything. --insecure
+# The cluster's secret, a file that its owner alone can read: whoever connects over TCP, node or client, proves that he knows
+# it, and is shown that the node does (zht secret --help). Empty: `secret` in the data folder, if it is there. "none": no
+# secret. Where there is one, Redis clients give it by AUTH, and there are no datagrams. $ZHT_SECRET_FILE, --secret-file
+secret_file = ""
+
+# TLS, PEM files; all three or none. Both sides of a connection show a certificate of tls_ca, the cluster's own CA. The Redis
+# port and /metrics do not speak it. $ZHT_TLS_CERTIFICATE $ZHT_TLS_KEY $ZHT_TLS_CA
+tls_certificate = ""
+tls_key = ""
+tls_ca = ""
+
+# Without a secret or TLS `listen` may name loopback addresses only, and `resp` and `http` without a secret, unless this is
+# true: then whoever reaches the port can read and change everything. --insecure
 insecure = false
 
 # --- how the data is laid out; fixed when the data folder is made ---

@@ -17,8 +17,11 @@ Result<std::vector<client::Address>> managers(const support::Program& program) {
   std::string cluster = program.common().cluster;
   if (cluster.empty())
     if (const char* set = std::getenv("ZHT_CLUSTER"); set != nullptr) cluster = set;
-  if (!cluster.empty()) return client::parse_cluster(cluster);
   TRY_LET(folder, support::data_folder(program.common().data));
+  if (!cluster.empty()) {
+    TRY_LET(opener, security::credentials_from_environment(folder));
+    return client::parse_cluster(cluster, opener);
+  }
   if (!support::held_by(folder + "/node.lock"))
     return fail(Code::unavailable, "no node runs in ", folder, "; start one with: zht serve --background");
   TRY_LET(manager, client::manager_of(folder));

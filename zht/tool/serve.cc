@@ -18,7 +18,7 @@ namespace zht::tool {
 namespace {
 
 struct Flags {
-  std::string config_file, listen, resp, http, instances, partitions, durability, sync_interval, max_value_size;
+  std::string config_file, listen, resp, http, instances, partitions, durability, sync_interval, max_value_size, secret_file;
   bool insecure = false, background = false, print_config = false, example_config = false;
 };
 
@@ -45,6 +45,7 @@ base::Result<int> serve(const support::Program& program, const Flags& flags, con
   TRY(flag("durability", flags.durability));
   TRY(flag("sync_interval", flags.sync_interval));
   TRY(flag("max_value_size", flags.max_value_size));
+  TRY(flag("secret_file", flags.secret_file));
   if (flags.insecure) TRY(config.set("insecure", "true", "--insecure"));
   if (flags.print_config) {
     std::cout << config.text();
@@ -67,6 +68,9 @@ base::Result<int> serve(const support::Program& program, const Flags& flags, con
     pass("--durability", flags.durability);
     pass("--sync-interval", flags.sync_interval);
     pass("--max-value-size", flags.max_value_size);
+    TRY_LET(absolute_secret, flags.secret_file.empty() || flags.secret_file == "none" ? base::Result<std::string>(flags.secret_file)
+                                                                                      : support::absolute_path(flags.secret_file));
+    pass("--secret-file", absolute_secret);
     if (flags.insecure) more.push_back("--insecure");
     if (const auto holder = support::held_by(data + "/node.lock"))
       return base::fail(base::Code::conflict, "a node already serves ", data, *holder > 0 ? " (pid " + std::to_string(*holder) + ")" : "",
@@ -104,6 +108,7 @@ void add_serve(support::Program& program, const Procedures& procedures) {
   app.add_option("--durability", flags->durability, "none, interval (default) or always");
   app.add_option("--sync-interval", flags->sync_interval, "of durability interval (default 1s)");
   app.add_option("--max-value-size", flags->max_value_size, "of one request (default 16MiB)");
+  app.add_option("--secret-file", flags->secret_file, "the cluster's secret (default: `secret` in the data folder, if there; see zht secret)");
   app.add_flag("--insecure", flags->insecure, "listen beyond loopback although nothing authenticates callers");
   app.add_flag("--background", flags->background, "return when it serves; its log is node.log in the data folder");
   app.add_flag("--example-config", flags->example_config, "print a configuration file with every setting explained, and stop");

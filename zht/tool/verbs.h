@@ -9,6 +9,7 @@ void add_key_verbs(support::Program& program);    // insert lookup remove append
 void add_pipe_verb(support::Program& program);    // pipe
 void add_node_verbs(support::Program& program);   // status members stop
 void add_top_verb(support::Program& program);     // top
+void add_secret_verb(support::Program& program);  // secret
 void add_bench_verb(support::Program& program);   // bench
 
 }  // namespace zht::tool

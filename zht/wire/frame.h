@@ -29,7 +29,15 @@ enum class FrameType : std::uint8_t {
   goodbye = 5,          // the client ends: what was kept to recognise its retries may go; not answered
 };
 
-enum class ControlKind : std::uint8_t { membership = 1, status = 2, stop = 3, services_changed = 4, sync = 5 };
+enum class ControlKind : std::uint8_t {
+  membership = 1,
+  status = 2,
+  stop = 3,
+  services_changed = 4,
+  sync = 5,
+  hello = 32,  // PROTOCOL.md, "Who may connect"
+  prove = 33,
+};
 
 // Statuses beyond base::Code, for the protocol's own use; a client never shows them.
 inline constexpr std::uint8_t kStatusRetry = 64;  // wrong epoch or not the owner: nothing done; see the newer view

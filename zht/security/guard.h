@@ -1,0 +1,57 @@
+// What a TCP connection goes through before, and with TLS while, frames are exchanged: TLS where files are given for it, then
+// the handshake where there is a secret. A sans-IO filter that every maker of connections uses alike: the frame server,
+// the client's channel and its engine, and the links between nodes.
+//
+//   Guard guard(credentials, Side::asker);
+//   guard.begin(to_wire);                          // send that
+//   TRY(guard.receive(bytes, plain, to_wire));     // for all that comes; send to_wire, also when it fails
+//   if (guard.open()) guard.send(frames, to_wire); // before that, nothing of ours leaves
+//   if (guard.transparent()) ... drop it: bytes pass as they are from here on
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "zht/security/handshake.h"
+#include "zht/security/secret.h"
+#include "zht/security/tls.h"
+
+namespace zht::security {
+
+// What opens the door, on both sides of it. At least one of the two.
+struct Credentials {
+  std::optional<Secret> secret;
+  std::shared_ptr<const TlsContext> tls;
+};
+using Opener = std::shared_ptr<const Credentials>;  // null: nothing is asked
+
+// Of a client, or a node: the secret in `secret_file` (empty: `data_folder`/secret, if there is one; "none": no secret) and
+// TLS's files (all empty: no TLS). Null when there is neither. Errors as Secret::load and TlsContext::load.
+base::Result<Opener> load_credentials(const std::string& secret_file, const TlsFiles& tls, const std::string& data_folder);
+// The same from $ZHT_SECRET_FILE, $ZHT_TLS_CERTIFICATE, $ZHT_TLS_KEY and $ZHT_TLS_CA.
+base::Result<Opener> credentials_from_environment(const std::string& data_folder);
+inline std::string secret_path(const std::string& data_folder) { return data_folder + "/secret"; }
+
+class Guard {
+ public:
+  Guard(Opener opener, Side side);
+  void begin(std::string& to_wire);  // the asker's first words; nothing for an answerer
+  // What came over the wire. What of it is frames is appended to `plain`; what is to be sent, to `to_wire`, also when it
+  // fails. After an error the connection is of no use. Errors: invalid, unsupported (Handshake, TlsSession), unavailable.
+  base::Result<void> receive(base::Bytes from_wire, std::string& plain, std::string& to_wire);
+  bool open() const { return open_; }                                // the other side is proven
+  bool transparent() const { return open_ && !tls_; }
+  base::Result<void> send(base::Bytes plain, std::string& to_wire);  // once it is open
+
+ private:
+  base::Result<void> shake(std::string& plain, std::string& to_wire);
+  Opener opener_;
+  const Side side_;
+  std::optional<TlsSession> tls_;
+  std::optional<Handshake> handshake_;
+  std::string pending_;  // of the handshake
+  bool open_ = false;
+};
+
+}  // namespace zht::security
