@@ -107,7 +107,7 @@ class Instance {
   void adopt(PartitionId partition, const replication::View& view);
   void set_goal(PartitionId partition, replication::Goal goal) { replicator_->set_goal(partition, std::move(goal)); }
   void set_candidates(std::vector<replication::Candidate> candidates) { replicator_->set_candidates(std::move(candidates)); }
-  void set_racks(std::map<InstanceId, std::uint32_t> racks) { replicator_->set_racks(std::move(racks)); }
+  void set_sites(std::map<InstanceId, replication::Site> sites) { replicator_->set_sites(std::move(sites)); }
   // Before end_round(): what may leave before the disk has it; nothing may be taken by the round afterwards. After
   // finish_round(): the rest.
   std::vector<replication::PeerMessage> take_peer_messages();
