@@ -80,6 +80,8 @@ class Tables {
     put(id, std::make_unique<TableState>(arena, cold));
     return *find(id);
   }
+  // What reads the table's records as they follow each other must not go on.
+  void reborn(TableState& state) { state.birth = ++births_; }
   // In place of the one that is there, if there is.
   void put(TableId id, std::unique_ptr<TableState> state) {
     const auto number = static_cast<std::uint32_t>(id);
@@ -209,6 +211,7 @@ class StoreImpl final : public Store, private core::SnapshotHost, private core::
   }
 
   Result<Version> apply(TableId table, std::span<const Change> changes, Bytes note, std::uint64_t epoch) override;
+  Result<void> rewind(TableId table, Version to, std::uint64_t epoch, std::span<const Restored> restored) override;
 
   Result<void> flush() override {
     settle();
@@ -298,6 +301,8 @@ class StoreImpl final : public Store, private core::SnapshotHost, private core::
   Result<void> load_checkpoint(const std::string& name, TableId table, Position& durable);
   Result<void> replay(const core::Record& record, const core::RecordPlace& place);
   Result<void> replay_changes(TableState& state, const core::Record& record, const core::RecordPlace& place);
+  Result<void> replay_rewind(TableState& state, const core::Record& record, const core::RecordPlace& place);
+  void take_back(TableState& state, Version to, std::uint64_t epoch, Position position);
   bool may_be_deferred(const TableState& state, const Change& change, std::uint64_t epoch) const;
   Version apply_deferred(TableId table, TableState& state, const Change& change, Bytes note, std::uint64_t epoch, std::size_t size);
   Result<Version> apply_any(TableId table, std::span<const Change> changes, Bytes note, std::uint64_t epoch);
@@ -394,6 +399,7 @@ class StoreImpl final : public Store, private core::SnapshotHost, private core::
   struct Loaded {
     Position position = 0;
     Version end = 0;  // records up to here may be in the checkpoint's entries
+    Version reached = 0;  // the latest version that the log had
   };
   std::unordered_map<std::uint32_t, Loaded> loaded_;
   std::unordered_map<std::uint32_t, base::Error> gaps_;  // tables of which records are missing
@@ -569,6 +575,60 @@ void StoreImpl::settle_all() const {
     deferred_[i % kAhead].state->table.prefetch_entry(deferred_[i % kAhead].hash);
   while (deferred_begin_ < deferred_end_) settle_one();
   deferred_begin_ = deferred_end_ = 0;
+}
+
+Result<void> StoreImpl::rewind(TableId table, Version to, std::uint64_t epoch, std::span<const Restored> restored) {
+  if (options_.read_only) return base::fail(Code::invalid, folder_, ": the store was opened for reading only");
+  settle();
+  TableState& state = tables_.get(table, arena_, cold_.get());
+  const auto number = static_cast<std::uint32_t>(table);
+  if (to > state.version || epoch > state.epoch)
+    return base::fail(Code::invalid, "table ", number, " of version ", state.version, " and epoch ", state.epoch,
+                      " cannot be taken back to version ", to, " and epoch ", epoch);
+  if (restored.size() > core::kMaxChanges)
+    return base::fail(Code::invalid, restored.size(), " keys to restore in one record; the limit is ", core::kMaxChanges);
+  std::vector<std::string> entries;
+  entries.reserve(restored.size());
+  for (const Restored& one : restored) {
+    if (one.key.empty() || one.key.size() > options_.max_key_size)
+      return base::fail(Code::invalid, "a key of ", one.key.size(), " bytes; keys have 1 to ", options_.max_key_size);
+    if (one.present && (one.version > to || one.fragment_ends.empty() || one.fragment_ends.back() != one.value.size()))
+      return base::fail(Code::invalid, "a key of version ", one.version, " and ", one.fragment_ends.size(),
+                        " fragments cannot be restored in version ", to);
+    entries.push_back(one.present ? core::encode_restored(one) : std::string());
+  }
+  std::vector<Change> changes;
+  for (std::size_t i = 0; i < restored.size(); i++)
+    changes.push_back({restored[i].present ? core::kRestore : Change::Kind::remove, restored[i].key, entries[i]});
+  const std::size_t size = core::record_size(changes, {}, epoch);
+  if (size > kMaxRecordSize)
+    return base::fail(Code::invalid, "a record of ", size, " bytes; the limit is ", kMaxRecordSize);
+  TRY_LET(place, log_.room(size));
+  core::RecordFields fields;
+  fields.type = core::RecordType::rewind;
+  fields.table = table;
+  fields.version = to;
+  fields.epoch = epoch;
+  fields.changes = changes;
+  const Position position = log_.position();
+  core::encode_record(place, size, fields, log_.salt(), log_.offset(), position, log_.durable());
+  log_.commit(size);
+  records_++;
+  const std::size_t head = core::record_head_size({}, epoch), exact = base::load<std::uint32_t>(place + 8);
+  CHECK(core::replay_rewind(state.table, Bytes(place + head, exact - head), changes.size(), to), "rewind(): a record of our own");
+  take_back(state, to, epoch, position);
+  if (!state.changed_since) state.changed_since = position;
+  return {};
+}
+
+// After the keys are restored; `position`: the rewind record's.
+void StoreImpl::take_back(TableState& state, Version to, std::uint64_t epoch, Position position) {
+  state.version = to;
+  state.epoch = epoch;
+  if (!state.unsaved_from) state.begin_unsaved(position);
+  // The same versions come again: whoever reads records in their order begins after this one, or not at all.
+  state.from = position;
+  tables_.reborn(state);
 }
 
 Result<void> StoreImpl::drop(TableId table) {
@@ -1123,7 +1183,7 @@ Result<void> StoreImpl::load_checkpoint(const std::string& name, TableId table, 
   state.checkpoint_bytes = read.size;
   state.from = read.header.position;
   durable = std::max(durable, read.end.position);
-  loaded_[static_cast<std::uint32_t>(table)] = {read.header.position, read.end.version};
+  loaded_[static_cast<std::uint32_t>(table)] = {read.header.position, read.end.version, read.header.version};
   recovered_bytes_ += read.size;
   return {};
 }
@@ -1143,6 +1203,8 @@ Result<void> StoreImpl::replay(const core::Record& record, const core::RecordPla
     return {};
   }
   TableState& state = tables_.get(record.table, arena_, cold_.get());
+  if (record.type == core::RecordType::rewind) return replay_rewind(state, record, place);
+  if (loaded != loaded_.end()) loaded->second.reached = std::max(loaded->second.reached, record.version);
   if (record.version != state.version + 1 && !gaps_.contains(number)) {
     gaps_.emplace(number, base::fail(Code::corrupt, place.path, " offset ", place.offset, ": table ", number, " version ",
                                      record.version, ", expected ", state.version + 1, ": records are missing before"));
@@ -1163,6 +1225,20 @@ Result<void> StoreImpl::replay_changes(TableState& state, const core::Record& re
   const bool fuzzy = loaded != loaded_.end() && record.version <= loaded->second.end;
   if (!core::replay_changes(state.table, record.changes, record.change_count, record.version, fuzzy))
     return base::fail(Code::corrupt, place.path, " offset ", place.offset, ": a record with malformed changes");
+  return {};
+}
+
+// The keys are set to what they were, so it does not matter how new those are that the checkpoint brought; and what comes
+// after finds them older than itself.
+Result<void> StoreImpl::replay_rewind(TableState& state, const core::Record& record, const core::RecordPlace& place) {
+  const auto number = static_cast<std::uint32_t>(record.table);
+  if (record.version > state.version)
+    gaps_.emplace(number, base::fail(Code::corrupt, place.path, " offset ", place.offset, ": table ", number, " is taken back to version ",
+                                     record.version, ", but has ", state.version, ": records are missing before"));
+  if (!core::replay_rewind(state.table, record.changes, record.change_count, record.version))
+    return base::fail(Code::corrupt, place.path, " offset ", place.offset, ": a record with malformed changes");
+  take_back(state, record.version, record.epoch, place.position);
+  if (options_.companion != nullptr) TRY(options_.companion->rewound(record.table, record.version));
   return {};
 }
 
@@ -1210,9 +1286,9 @@ Result<void> StoreImpl::recover() {
   TRY_LET(scan, core::scan_log(files_, folder_, names, id_, durable, options_.read_only, sink));
   if (!gaps_.empty()) return gaps_.begin()->second;
   for (const auto& [number, loaded] : loaded_) {
-    if (tables_.find(TableId{number})->version < loaded.end)
+    if (loaded.reached < loaded.end)
       return base::fail(Code::corrupt, path_of(core::checkpoint_name(TableId{number})), ": has changes up to version ", loaded.end,
-                        ", but the log ends at version ", tables_.find(TableId{number})->version, " of the table");
+                        ", but the log ends at version ", loaded.reached, " of the table");
   }
   loaded_.clear();
   recovered_records_ = scan.records;

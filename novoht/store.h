@@ -80,6 +80,16 @@ class ValueView {
   base::WallTime expires_{};
 };
 
+// A key as it was, for Store::rewind().
+struct Restored {
+  Bytes key;
+  bool present = false;                         // the rest only if so
+  Version version = 0;
+  base::WallTime expires = base::kNever;
+  Bytes value;
+  std::span<const std::uint64_t> fragment_ends;  // of all fragments, the last one's is the value's size
+};
+
 struct TableKey {
   TableId table{0};
   Bytes key;
@@ -93,6 +103,12 @@ class Companion {
   virtual ~Companion() = default;
   virtual Result<void> restore(TableId table, Bytes attachment) = 0;
   virtual Result<void> replay(TableId table, Version version, std::uint64_t epoch, Bytes note) = 0;
+  // Store::rewind() had taken back the records after version `to`. (Only while opening.)
+  virtual Result<void> rewound(TableId table, Version to) {
+    (void)table;
+    (void)to;
+    return {};
+  }
   virtual std::string attachment(TableId table) = 0;
 };
 
@@ -185,6 +201,13 @@ class Store {
   // taken before anything changes. Returns the new version. Errors, nothing changed: invalid (a size over its limit,
   // an empty key), no_space; io once a flush or sync has failed: such a store only reads, until it is opened again.
   virtual Result<Version> apply(TableId table, std::span<const Change> changes, Bytes note = {}, std::uint64_t epoch = 0) = 0;
+
+  // Takes back the table's records after version `to`: the table has version `to` and `epoch` again, and each of `restored`
+  // is as it says; that these are all keys that those records changed is the caller's to know. One record of the log; the
+  // note chain of the records taken back is the embedder's (Companion::rewound). Exports and tails of the table that are open
+  // end with conflict. Errors as apply()'s, nothing changed; invalid: `to` or `epoch` is greater than the table's, or a
+  // restored version greater than `to`.
+  virtual Result<void> rewind(TableId table, Version to, std::uint64_t epoch, std::span<const Restored> restored) = 0;
 
   // Writes every record applied since the last flush with one write. io: the store only reads from now on; what was
   // not yet flushed may or may not be there after the next open.

@@ -180,7 +180,7 @@ std::optional<Record> parse_record_at(Bytes bytes, std::uint64_t offset, std::ui
   const char* const from = bytes.data();
   const std::uint32_t exact = base::load<std::uint32_t>(from + 8);
   const std::uint8_t type = static_cast<std::uint8_t>(from[28]), flags = static_cast<std::uint8_t>(from[29]);
-  if (exact < kRecordHeaderSize || exact > kMaxRecordSize || type < 1 || type > 4 || (flags & ~(kHasEpoch | kHasNote)) != 0)
+  if (exact < kRecordHeaderSize || exact > kMaxRecordSize || type < 1 || type > 5 || (flags & ~(kHasEpoch | kHasNote)) != 0)
     return bad("a record's header of ", exact, " bytes and type ", int{type}, " that makes no sense");
   const auto name = [&] {
     return "the record of table " + std::to_string(static_cast<std::uint32_t>(record.table)) + " version " + std::to_string(record.version);
@@ -215,7 +215,9 @@ std::optional<Change> ChangeReader::next() {
   change.kind = static_cast<Change::Kind>(kind & ~kHasExpiry);
   change.key = in_.raw(key_size);
   change.value = in_.raw(value_size);
-  ok_ = in_.ok() && key_size > 0 && change.kind >= Change::Kind::insert && change.kind <= Change::Kind::remove;
+  const bool known = restores_ ? change.kind == Change::Kind::remove || change.kind == kRestore
+                               : change.kind >= Change::Kind::insert && change.kind <= Change::Kind::remove;
+  ok_ = in_.ok() && key_size > 0 && known;
   if (!ok_) return {};
   return change;
 }
@@ -316,6 +318,22 @@ std::optional<CheckpointEntry> parse_checkpoint_entry(base::Reader& in) {
     last = end;
   }
   return entry;
+}
+
+std::string encode_restored(const Restored& entry) {
+  std::string out;
+  base::Writer w(out);
+  const bool expires = entry.expires != base::kNever, fragments = entry.fragment_ends.size() != 1;
+  w.u8(static_cast<std::uint8_t>((expires ? 1 : 0) | (fragments ? 2 : 0)));
+  w.u16(static_cast<std::uint16_t>(entry.key.size()));
+  w.u64(entry.version);
+  if (expires) w.u64(base::to_millis(entry.expires));
+  w.u64(entry.value.size());
+  if (fragments) w.u32(static_cast<std::uint32_t>(entry.fragment_ends.size()));
+  w.raw(entry.key);
+  for (std::size_t i = 0; i + 1 < entry.fragment_ends.size(); i++) w.u64(entry.fragment_ends[i]);
+  w.raw(entry.value);
+  return out;
 }
 
 std::string snapshot_magic() {

@@ -68,6 +68,7 @@ enum class RecordType : std::uint8_t {
   mark = 2,  // says only how far the log was synced; written when a store is closed
   trim = 3,  // the log before `version` (a position) is no longer needed; its segments may be gone
   drop = 4,  // the table is forgotten: its version starts again at 0
+  rewind = 5,  // the table's records after `version` are taken back; its changes restore keys as they were
 };
 
 struct Record {
@@ -181,10 +182,13 @@ struct PlacedChange {
   std::size_t size;
 };
 
-// Reads a record's or batch's changes one by one.
+// A change of a rewind record alone: the value is the key's entry, as a checkpoint has it.
+inline constexpr Change::Kind kRestore{4};
+
+// Reads a record's or batch's changes one by one; a rewind record's where `restores`.
 class ChangeReader {
  public:
-  ChangeReader(Bytes bytes, std::size_t count) : in_(bytes), left_(count) {}
+  ChangeReader(Bytes bytes, std::size_t count, bool restores = false) : in_(bytes), left_(count), restores_(restores) {}
   // The next one; nothing at the end, or when the bytes make no sense (then ok() is false).
   std::optional<Change> next();
   bool ok() const { return ok_; }
@@ -192,7 +196,7 @@ class ChangeReader {
  private:
   base::Reader in_;
   std::size_t left_;
-  bool ok_ = true;
+  bool restores_, ok_ = true;
 };
 
 // --- checkpoints ---
@@ -239,6 +243,7 @@ struct CheckpointEntry {
   }
 };
 std::optional<CheckpointEntry> parse_checkpoint_entry(base::Reader& in);
+std::string encode_restored(const Restored& entry);  // of one that is present
 
 // --- snapshots: blocks as a checkpoint's, with the records that came meanwhile before the end ---
 inline constexpr std::uint32_t kSnapshotFormat = 1;

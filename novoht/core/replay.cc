@@ -27,4 +27,21 @@ bool replay_changes(Table& table, Bytes changes, std::size_t change_count, Versi
   return in.ok();
 }
 
+bool replay_rewind(Table& table, Bytes changes, std::size_t change_count, Version to) {
+  ChangeReader in(changes, change_count, true);
+  while (const auto change = in.next()) {
+    const std::uint64_t hash = Table::hash(change->key);
+    if (change->kind == Change::Kind::remove) {
+      table.erase(hash, change->key);
+      continue;
+    }
+    base::Reader reader(change->value);
+    const auto entry = parse_checkpoint_entry(reader);
+    if (!entry || !reader.done() || entry->key != change->key || entry->version > to) return false;
+    table.erase(hash, change->key);
+    table.load(hash, *entry);
+  }
+  return in.ok();
+}
+
 }  // namespace novoht::core

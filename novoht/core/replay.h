@@ -10,4 +10,7 @@ namespace novoht::core {
 // played.
 bool replay_changes(Table& table, Bytes changes, std::size_t change_count, Version version, bool guarded);
 
+// Plays a rewind record's: each key is as it says, whatever it is now. False: the bytes make no sense.
+bool replay_rewind(Table& table, Bytes changes, std::size_t change_count, Version to);
+
 }  // namespace novoht::core

@@ -318,8 +318,8 @@ Result<void> verify(const Arguments& arguments) {
 }
 
 Json record_json(const core::Record& record, std::uint64_t offset) {
-  static constexpr const char* kTypes[] = {"", "changes", "mark", "trim", "drop"};
-  static constexpr const char* kKinds[] = {"", "insert", "append", "remove"};
+  static constexpr const char* kTypes[] = {"", "changes", "mark", "trim", "drop", "rewind"};
+  static constexpr const char* kKinds[] = {"", "insert", "append", "remove", "restore"};
   Json out{{"offset", offset},
            {"type", kTypes[static_cast<int>(record.type)]},
            {"table", static_cast<std::uint32_t>(record.table)},
@@ -329,13 +329,14 @@ Json record_json(const core::Record& record, std::uint64_t offset) {
            {"durable_position", record.durable},
            {"note_bytes", record.note.size()}};
   Json changes = Json::array();
-  core::ChangeReader in(record.changes, record.change_count);
+  const bool rewind = record.type == core::RecordType::rewind;
+  core::ChangeReader in(record.changes, record.change_count, rewind);
   while (const auto one = in.next()) {
     Json item{{"kind", kKinds[static_cast<int>(one->kind)]}, {"key", to_json(one->key)}, {"value_bytes", one->value.size()}};
     if (one->expires != base::kNever) item["expires_ms"] = base::to_millis(one->expires);
     changes.push_back(std::move(item));
   }
-  if (record.type == core::RecordType::changes) out["changes"] = std::move(changes);
+  if (record.type == core::RecordType::changes || rewind) out["changes"] = std::move(changes);
   return out;
 }
 

@@ -18,11 +18,15 @@ void parse_all(base::Bytes segment, bool sealed) {
       continue;
     }
     CHECK(record->size >= core::kRecordHeaderSize && at + record->size <= segment.size(), "a record beyond its segment");
-    core::ChangeReader in(record->changes, record->change_count);
+    const bool rewind = record->type == core::RecordType::rewind;
+    core::ChangeReader in(record->changes, record->change_count, rewind);
     std::size_t count = 0;
     while (const auto change = in.next()) {
       CHECK(!change->key.empty() && change->key.size() <= kMaxKeySize, "a key that cannot be");
       count++;
+      if (change->kind != core::kRestore) continue;
+      base::Reader entry(change->value);
+      (void)core::parse_checkpoint_entry(entry).has_value();
     }
     CHECK(!in.ok() || count == record->change_count, "another number of changes");
     at += record->size;

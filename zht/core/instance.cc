@@ -87,6 +87,7 @@ Result<std::unique_ptr<Instance>> Instance::open(base::FileSystem& files, std::s
   store.incarnation = known.incarnation;
   store.synced_before_shown = known.durability == Durability::always;
   store.boot = known.boot;
+  store.defects = known.defects;
   TRY_LET(opened, ReplicatedStore::open(files, std::move(folder), store));
   instance->replicated_ = std::move(opened);
   instance->store_ = &instance->replicated_->tables();

@@ -14,6 +14,7 @@ using replication::Position;
 namespace {
 
 constexpr char kDamagedName[] = "DAMAGED";
+constexpr std::size_t kMostUndoKeys = 60'000, kMostUndoBytes = std::size_t{256} << 20;
 constexpr std::size_t kPieceSize = std::size_t{256} << 10;
 
 std::uint32_t number_of(PartitionId partition) { return static_cast<std::uint32_t>(partition); }
@@ -215,6 +216,11 @@ Result<void> ReplicatedStore::replay(TableId table, Version version, std::uint64
   return {};
 }
 
+Result<void> ReplicatedStore::rewound(TableId table, Version to) {
+  if (table != kOrigins) results_.rewind(static_cast<PartitionId>(table), to);
+  return {};
+}
+
 std::string ReplicatedStore::attachment(TableId table) {
   std::string out;
   if (table != kOrigins) results_.encode(static_cast<PartitionId>(table), out);
@@ -236,7 +242,8 @@ Position ReplicatedStore::end(PartitionId partition) const {
 
 Version ReplicatedStore::floor(PartitionId partition) const {
   const auto found = undo_.find(number_of(partition));
-  return found == undo_.end() || found->second.empty() ? store_->version(table_of(partition)) : found->second.front().before.sequence;
+  const bool none = found == undo_.end() || found->second.entries.empty();
+  return none ? store_->version(table_of(partition)) : found->second.entries.front().before.sequence;
 }
 
 // What the keys of `changes` are before these are made.
@@ -287,7 +294,12 @@ Result<void> ReplicatedStore::apply(PartitionId partition, const replication::En
   if (entry.at.sequence != previous.sequence + 1)
     return fail(Code::invalid, "partition ", number_of(partition), ": entry ", entry.at.sequence, " after ", previous.sequence);
   TRY(store_->apply(table, view.changes, view.note, replication::number(entry.at.epoch)));
-  undo_[number_of(partition)].push_back({previous, std::move(keys)});
+  Undos& undos = undo_[number_of(partition)];
+  for (const Before& one : keys) undos.bytes += one.value.size() + sizeof one;
+  undos.keys += keys.size();
+  undos.entries.push_back({previous, std::move(keys)});
+  // What cannot be restored by one record, or takes too much memory, cannot be taken back: a snapshot is asked for then.
+  while (undos.keys > kMostUndoKeys || undos.bytes > kMostUndoBytes) drop_first(undos);
   if (!view.note.empty()) results_.record(partition, std::move(note));
   return {};
 }
@@ -295,14 +307,20 @@ Result<void> ReplicatedStore::apply(PartitionId partition, const replication::En
 void ReplicatedStore::settle(PartitionId partition, Version commit) {
   const auto found = undo_.find(number_of(partition));
   if (found == undo_.end()) return;
-  auto& undo = found->second;
-  while (!undo.empty() && undo.front().before.sequence < commit) undo.pop_front();
+  Undos& undos = found->second;
+  while (!undos.entries.empty() && undos.entries.front().before.sequence < commit) drop_first(undos);
+}
+
+void ReplicatedStore::drop_first(Undos& undos) {
+  for (const Before& one : undos.entries.front().keys) undos.bytes -= one.value.size() + sizeof one;
+  undos.keys -= undos.entries.front().keys.size();
+  undos.entries.pop_front();
 }
 
 bool ReplicatedStore::unsettled(PartitionId partition, Bytes key) const {
   const auto found = undo_.find(number_of(partition));
   if (found == undo_.end()) return false;
-  return std::any_of(found->second.begin(), found->second.end(), [&](const Undo& undo) {
+  return std::any_of(found->second.entries.begin(), found->second.entries.end(), [&](const Undo& undo) {
     return std::any_of(undo.keys.begin(), undo.keys.end(), [&](const Before& one) { return one.key == key; });
   });
 }
@@ -355,9 +373,49 @@ Result<void> ReplicatedStore::forget(PartitionId partition, std::uint64_t incarn
 }
 
 Result<void> ReplicatedStore::rewind(PartitionId partition, Position to) {
-  (void)partition;
-  (void)to;
-  return fail(Code::unsupported, "taking back entries");
+  const auto found = undo_.find(number_of(partition));
+  if (found == undo_.end() || to.sequence < floor(partition))
+    return fail(Code::invalid, "partition ", number_of(partition), " cannot be taken back to ", to.sequence, ", which is before ",
+                floor(partition));
+  Undos& undos = found->second;
+  // From the newest on: the oldest word on a key counts, and what was cut is a beginning of what came after it.
+  std::unordered_map<std::string, Before> keys;
+  std::size_t count = 0;
+  for (auto undo = undos.entries.rbegin(); undo != undos.entries.rend() && undo->before.sequence >= to.sequence; ++undo, count++) {
+    for (const Before& one : undo->keys) {
+      Before& was = keys[one.key];
+      if (!one.cut) {
+        was = one;
+        continue;
+      }
+      if (was.key.empty()) {
+        const auto value = store_->lookup(table_of(partition), one.key);
+        CHECK(value && value->size() >= one.size && value->fragment_count() >= one.fragment_count);
+        TRY(value->read(0, one.size, was.value));
+        for (std::uint32_t i = 0; i < one.fragment_count; i++) was.fragment_ends.push_back(value->fragment_end(i));
+      }
+      CHECK(was.value.size() >= one.size && was.fragment_ends.size() >= one.fragment_count);
+      was.value.resize(one.size);
+      was.fragment_ends.resize(one.fragment_count);
+      was.key = one.key;
+      was.present = true;
+      was.version = one.version;
+      was.expires = one.expires;
+    }
+  }
+  std::vector<novoht::Restored> restored;
+  for (const auto& [key, one] : keys)
+    restored.push_back({.key = key, .present = one.present, .version = one.version, .expires = one.expires, .value = one.value,
+                        .fragment_ends = one.fragment_ends});
+  TRY(store_->rewind(table_of(partition), to.sequence, replication::number(to.epoch), restored));
+  for (; count > 0; count--) {
+    for (const Before& one : undos.entries.back().keys) undos.bytes -= one.value.size() + sizeof one;
+    undos.keys -= undos.entries.back().keys.size();
+    undos.entries.pop_back();
+  }
+  if (!options_.defects.has(replication::Defect::keep_results_of_truncated)) results_.rewind(partition, to.sequence);
+  rewinds_++;
+  return {};
 }
 
 }  // namespace zht::core

@@ -36,6 +36,7 @@ class ReplicatedStore final : public replication::ReplicaStore, private novoht::
     bool clustered = false;
     std::uint64_t incarnation = 1;   // of this life
     bool synced_before_shown = false;  // durability always
+    replication::Defects defects;    // tests only
     std::string boot;                // names the machine's present boot; empty: unknown, so another each time
   };
   struct Opened {
@@ -92,10 +93,16 @@ class ReplicatedStore final : public replication::ReplicaStore, private novoht::
     replication::Position before;  // the entry's predecessor
     std::vector<Before> keys;
   };
+  struct Undos {
+    std::deque<Undo> entries;
+    std::size_t keys = 0, bytes = 0;
+  };
+  void drop_first(Undos& undos);
 
   ReplicatedStore(base::FileSystem& files, std::string folder, Options options);
   Result<void> restore(novoht::TableId table, Bytes attachment) override;
   Result<void> replay(novoht::TableId table, Version version, std::uint64_t epoch, Bytes note) override;
+  Result<void> rewound(novoht::TableId table, Version to) override;
   std::string attachment(novoht::TableId table) override;
 
   Result<void> begin_life();
@@ -112,7 +119,7 @@ class ReplicatedStore final : public replication::ReplicaStore, private novoht::
   Opened opened_;
   std::uint64_t born_ = 1, unsure_ = 0;
   std::unordered_map<std::uint32_t, std::uint64_t> since_;  // by partition, where it is not born_
-  std::unordered_map<std::uint32_t, std::deque<Undo>> undo_;
+  std::unordered_map<std::uint32_t, Undos> undo_;
   std::unordered_map<std::uint32_t, std::unique_ptr<novoht::Import>> imports_;
   std::uint64_t rewinds_ = 0;
 };

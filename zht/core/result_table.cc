@@ -258,6 +258,25 @@ Result<void> ResultTable::decode(PartitionId partition, Bytes in) {
   return {};
 }
 
+void ResultTable::rewind(PartitionId partition, Version to) {
+  for (auto& [client, session] : sessions_) {
+    if (!session.marked(partition)) continue;
+    const auto gone = [&](const Entry& entry) {
+      return entry.partition == partition && !entry.recorded.refused && entry.recorded.version > to;
+    };
+    bool some = false;
+    for (std::size_t i = 0; i < session.entries.size() && !some; i++) some = gone(session.entries.at(i));
+    if (!some) continue;
+    Window others;
+    for (std::size_t i = 0; i < session.entries.size(); i++) {
+      Entry& entry = session.entries.at(i);
+      if (gone(entry)) clear(session, entry.recorded);
+      else others.insert(others.size(), std::move(entry));
+    }
+    session.entries = std::move(others);
+  }
+}
+
 void ResultTable::drop(PartitionId partition) {
   last_ = nullptr;
   const auto number = static_cast<std::uint32_t>(partition);

@@ -69,6 +69,8 @@ class ResultTable {
   void encode(PartitionId partition, std::string& out) const;
   Result<void> decode(PartitionId partition, Bytes in);
   void drop(PartitionId partition);
+  // What was recorded of changes after version `to` never happened. (Floors stay: they are facts about the clients.)
+  void rewind(PartitionId partition, Version to);
 
  private:
   struct Entry {

@@ -34,7 +34,8 @@ Replica::Role Replica::role() const {
 }
 
 bool Replica::is_alone() const {
-  return role() == Role::primary && view_.sync.size() == 1 && view_.learners.empty() && std::min<std::size_t>(view_.need, host_.timing().sync_copies) <= 1 &&
+  const bool enough = std::min<std::size_t>(view_.need, host_.timing().sync_copies) <= 1;
+  return role() == Role::primary && view_.sync.size() == 1 && view_.learners.empty() && enough &&
          commit_ == durable_ && durable_ == end_.sequence && held_.empty();
 }
 
