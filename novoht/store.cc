@@ -22,15 +22,22 @@ using core::Entry;
 using core::Position;
 
 struct ValueMaker {
-  static ValueView make(const Entry& entry, const core::ColdValues* cold) {
-    ValueView view;
+  // In its place, as a copy of what is just being stored would have to wait for it.
+  static void make(std::optional<ValueView>& place, const Entry& entry, const core::ColdValues* cold) {
+    ValueView& view = place.emplace();
     view.entry_ = &entry;
     view.cold_ = cold;
-    view.size_ = entry.size();
-    view.fragment_count_ = entry.fragment_count();
     view.version_ = entry.version;
+    if (entry.form == Entry::kWhole) [[likely]] {
+      view.bytes_ = entry.payload();
+      view.size_ = entry.value_size;
+      view.fragment_count_ = 1;
+    } else {
+      if (const auto bytes = entry.contiguous()) view.bytes_ = bytes->data();
+      view.size_ = entry.size();
+      view.fragment_count_ = entry.fragment_count();
+    }
     if (entry.expires) view.expires_ = base::from_millis(entry.expires_ms());
-    return view;
   }
 };
 
@@ -38,7 +45,6 @@ std::uint64_t ValueView::fragment_end(std::uint32_t index) const {
   CHECK(index < fragment_count_, "fragment_end(): no such fragment");
   return static_cast<const Entry*>(entry_)->fragment_end(index);
 }
-std::optional<Bytes> ValueView::contiguous() const { return static_cast<const Entry*>(entry_)->contiguous(); }
 Result<void> ValueView::read(std::uint64_t offset, std::uint64_t size, std::string& out) const {
   return static_cast<const Entry*>(entry_)->read(offset, size, static_cast<const core::ColdValues*>(cold_), out);
 }
@@ -139,12 +145,14 @@ class StoreImpl final : public Store, private core::SnapshotHost, private core::
   std::optional<ValueView> lookup(TableId table, Bytes key) const override {
     settle();
     const TableState* const state = tables_.find(table);
-    if (state == nullptr) return {};
+    std::optional<ValueView> found;
+    if (state == nullptr) return found;
     const std::uint64_t hash = core::Table::hash(key);
     const Entry* const entry = state->table.find(hash, key);
-    if (entry == nullptr || is_expired(*entry)) return {};
+    if (entry == nullptr || is_expired(*entry)) return found;
     if (cold_ != nullptr) note_use(table, hash, *entry);
-    return ValueMaker::make(*entry, cold_.get());
+    ValueMaker::make(found, *entry, cold_.get());
+    return found;
   }
 
   void lookup_many(TableId table, std::span<const Bytes> keys, std::span<std::optional<ValueView>> found) const override {
@@ -166,7 +174,7 @@ class StoreImpl final : public Store, private core::SnapshotHost, private core::
         found[begin + i].reset();
         if (entry == nullptr || is_expired(*entry)) continue;
         if (cold_ != nullptr) note_use(table, hashes[i], *entry);
-        found[begin + i] = ValueMaker::make(*entry, cold_.get());
+        ValueMaker::make(found[begin + i], *entry, cold_.get());
       }
     }
   }
@@ -304,7 +312,8 @@ class StoreImpl final : public Store, private core::SnapshotHost, private core::
   Result<void> replay_rewind(TableState& state, const core::Record& record, const core::RecordPlace& place);
   void take_back(TableState& state, Version to, std::uint64_t epoch, Position position);
   bool may_be_deferred(const TableState& state, const Change& change, std::uint64_t epoch) const;
-  Version apply_deferred(TableId table, TableState& state, const Change& change, Bytes note, std::uint64_t epoch, std::size_t size);
+  Version apply_deferred(TableId table, TableState& state, std::uint64_t hash, const Change& change, Bytes note,
+                         std::uint64_t epoch, std::size_t size);
   Result<Version> apply_any(TableId table, std::span<const Change> changes, Bytes note, std::uint64_t epoch);
   Result<void> write_record(TableId table, TableState& state, std::span<const Change> changes, Bytes note, std::uint64_t epoch);
   Position needed_from() const;
@@ -423,9 +432,9 @@ Result<Version> StoreImpl::apply(TableId table, std::span<const Change> changes,
   if (changes.size() == 1) [[likely]] {
     TableState* const state = tables_.find(table);
     if (state != nullptr && may_be_deferred(*state, changes[0], epoch)) [[likely]] {
-      const std::size_t size = core::record_size(changes, note, epoch);
+      const std::size_t size = core::padded(core::record_head_size(note, epoch) + core::change_size(changes[0]));
       if (size <= kMaxRecordSize && log_.has_room(size)) [[likely]]
-        return apply_deferred(table, *state, changes[0], note, epoch, size);
+        return apply_deferred(table, *state, core::Table::hash(changes[0].key), changes[0], note, epoch, size);
     }
   }
   return apply_any(table, changes, note, epoch);
@@ -439,9 +448,8 @@ bool StoreImpl::may_be_deferred(const TableState& state, const Change& change, s
 }
 
 // The index's memory is fetched while the record is written; the change itself is made later.
-Version StoreImpl::apply_deferred(TableId table, TableState& state, const Change& change, Bytes note, std::uint64_t epoch,
-                                  std::size_t size) {
-  const std::uint64_t hash = core::Table::hash(change.key);
+inline Version StoreImpl::apply_deferred(TableId table, TableState& state, std::uint64_t hash, const Change& change, Bytes note,
+                                         std::uint64_t epoch, std::size_t size) {
   state.table.prefetch_bucket(hash);
   char* const to = log_.next();
   const Position position = log_.position();
@@ -456,8 +464,10 @@ Version StoreImpl::apply_deferred(TableId table, TableState& state, const Change
   log_.commit(size);
   records_++;
   state.epoch = epoch;
-  if (!state.unsaved_from) state.begin_unsaved(position);
-  if (!state.changed_since) state.changed_since = position;
+  if (!state.unsaved_from) [[unlikely]]
+    state.begin_unsaved(position);
+  if (!state.changed_since) [[unlikely]]
+    state.changed_since = position;
   defer({&state, to, hash, version, static_cast<std::uint32_t>(size),
          static_cast<std::uint32_t>(core::record_head_size(note, epoch))});
   return version;

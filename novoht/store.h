@@ -65,7 +65,10 @@ class ValueView {
   // Offset just past fragment `index` (0..fragment_count()-1).
   std::uint64_t fragment_end(std::uint32_t index) const;
   // The whole value where it lies in one piece, else nothing: then read() copies it.
-  std::optional<Bytes> contiguous() const;
+  std::optional<Bytes> contiguous() const {
+    if (bytes_ == nullptr) return {};
+    return Bytes(bytes_, static_cast<std::size_t>(size_));
+  }
   // Appends bytes [offset, offset + size) to `out`; less where the value ends sooner. corrupt, io: only for values kept
   // on disk; `out` is unchanged.
   Result<void> read(std::uint64_t offset, std::uint64_t size, std::string& out) const;
@@ -74,6 +77,7 @@ class ValueView {
   friend struct ValueMaker;      // the store's own
   const void* entry_ = nullptr;  // the index's own
   const void* cold_ = nullptr;   // where values on disk are
+  const char* bytes_ = nullptr;  // all of it, where it lies in one piece
   std::uint64_t size_ = 0;
   std::uint32_t fragment_count_ = 0;
   Version version_ = 0;
@@ -120,7 +124,7 @@ struct Options {
   double log_slack = 2.0;
   // ... but not a log shorter than this many bytes: with many small tables a checkpoint of each costs more than it saves.
   std::uint64_t log_floor = 0;
-  std::size_t maintain_slice = std::size_t{128} << 10;  // bytes of a checkpoint written at one step of maintain()
+  std::size_t maintain_slice = std::size_t{64} << 10;  // bytes of a checkpoint written at one step of maintain()
   // Bytes of memory that keys, values and index together shall take; 0: no limit. Values that were not used for long then
   // lie on disk (scratch files, cold-*.values, beside log and checkpoints), from 64 bytes on and one fragment, or 1 KiB and
   // several; keys and shorter values stay in memory whatever the limit. Kept by maintain(), so it is exceeded by what is

@@ -37,13 +37,6 @@ __attribute__((target("sse4.2"))) std::uint32_t crc_sse42(Bytes data, std::uint3
 }
 #endif
 
-// 64x64 -> 128 bit multiplication folded to 64 bits: every input bit reaches every output bit.
-std::uint64_t mix(std::uint64_t a, std::uint64_t b) {
-  __extension__ using Wide = unsigned __int128;
-  const Wide product = static_cast<Wide>(a) * b;
-  return static_cast<std::uint64_t>(product) ^ static_cast<std::uint64_t>(product >> 64);
-}
-
 }  // namespace
 
 std::uint32_t crc32c(Bytes data, std::uint32_t crc) {
@@ -53,28 +46,6 @@ std::uint32_t crc32c(Bytes data, std::uint32_t crc) {
   if (fast) return ~crc_sse42(data, crc);
 #endif
   return ~crc_portable(data, crc);
-}
-
-std::uint64_t hash64(Bytes data, std::uint64_t seed) {
-  constexpr std::uint64_t k0 = 0xa0761d6478bd642f, k1 = 0xe7037ed1a0b428db, k2 = 0x8ebc6af09c88c6e3;
-  const char* at = data.data();
-  std::size_t left = data.size();
-  std::uint64_t state = mix(seed ^ k0, k1);
-  for (; left > 16; left -= 16, at += 16)
-    state = mix(load<std::uint64_t>(at) ^ k1, load<std::uint64_t>(at + 8) ^ state);
-  // The last 0..16 bytes; two overlapping reads cover them.
-  std::uint64_t a = 0, b = 0;
-  if (left >= 8) {
-    a = load<std::uint64_t>(at);
-    b = load<std::uint64_t>(at + left - 8);
-  } else if (left >= 4) {
-    a = load<std::uint32_t>(at);
-    b = load<std::uint32_t>(at + left - 4);
-  } else if (left > 0) {
-    a = (std::uint64_t{static_cast<unsigned char>(at[0])} << 16) |
-        (std::uint64_t{static_cast<unsigned char>(at[left >> 1])} << 8) | static_cast<unsigned char>(at[left - 1]);
-  }
-  return mix(k2 ^ data.size(), mix(a ^ k1, b ^ state));
 }
 
 std::string escape(Bytes bytes, std::size_t most) {

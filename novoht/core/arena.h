@@ -39,6 +39,12 @@ class Arena {
         blocks_used_ += number * 8;
         return reinterpret_cast<char*>(block);
       }
+      if (blocks_.left() >= number * 8) [[likely]] {
+        blocks_used_ += number * 8;
+        char* const block = blocks_.next;
+        blocks_.next += number * 8;
+        return block;
+      }
     }
     return allocate_slowly(size);
   }

@@ -12,16 +12,28 @@ namespace {
 
 Result<void> append_entry(std::string& out, const Entry& entry, const ColdValues* cold) {
   const std::uint32_t fragments = entry.fragment_count();
-  base::Writer w(out);
-  w.u8(static_cast<std::uint8_t>((entry.expires ? 1 : 0) | (fragments != 1 ? 2 : 0)));
-  w.u16(entry.key_size);
-  w.u64(entry.version);
-  if (entry.expires) w.u64(entry.expires_ms());
-  w.u64(entry.size());
-  if (fragments != 1) w.u32(fragments);
-  w.raw(entry.key());
-  for (std::uint32_t i = 0; i + 1 < fragments; i++) w.u64(entry.fragment_end(i));
-  return entry.read(0, entry.size(), cold, out);
+  const std::uint64_t size = entry.size();
+  const std::size_t before = out.size();
+  out.resize(before + 19 + (entry.expires ? 8 : 0) + (fragments != 1 ? 4 : 0) + entry.key_size + 8 * std::size_t{fragments - 1});
+  char* at = out.data() + before;
+  at[0] = static_cast<char>((entry.expires ? 1 : 0) | (fragments != 1 ? 2 : 0));
+  base::store(at + 1, entry.key_size);
+  base::store(at + 3, entry.version);
+  at += 11;
+  if (entry.expires) {
+    base::store(at, entry.expires_ms());
+    at += 8;
+  }
+  base::store(at, size);
+  at += 8;
+  if (fragments != 1) {
+    base::store(at, fragments);
+    at += 4;
+  }
+  base::copy_bytes(at, entry.key().data(), entry.key_size);
+  at += entry.key_size;
+  for (std::uint32_t i = 0; i + 1 < fragments; i++, at += 8) base::store(at, entry.fragment_end(i));
+  return entry.read(0, size, cold, out);
 }
 
 }  // namespace

@@ -93,10 +93,12 @@ inline constexpr std::size_t record_head_size(Bytes note, std::uint64_t epoch) {
   return kRecordHeaderSize + (epoch != 0 ? 8 : 0) + (note.empty() ? 0 : 4 + note.size());
 }
 // Size of the record in the segment.
+inline std::size_t change_size(const Change& change) {
+  return kChangeHeaderSize + (change.expires != base::kNever ? 8 : 0) + change.key.size() + change.value.size();
+}
 inline std::size_t record_size(std::span<const Change> changes, Bytes note, std::uint64_t epoch) {
   std::size_t size = record_head_size(note, epoch);
-  for (const Change& change : changes)
-    size += kChangeHeaderSize + (change.expires != base::kNever ? 8 : 0) + change.key.size() + change.value.size();
+  for (const Change& change : changes) size += change_size(change);
   return padded(size);
 }
 struct RecordFields {
@@ -107,6 +109,22 @@ struct RecordFields {
   Bytes note;
   std::span<const Change> changes;
 };
+// A change as it lies in a record. Returns where it ends.
+inline char* write_change(char* at, const Change& change) {
+  const bool expires = change.expires != base::kNever;
+  at[0] = static_cast<char>(static_cast<std::uint8_t>(change.kind) | (expires ? kHasExpiry : 0));
+  base::store(at + 1, static_cast<std::uint16_t>(change.key.size()));
+  base::store(at + 3, static_cast<std::uint32_t>(change.value.size()));
+  at += kChangeHeaderSize;
+  if (expires) {
+    base::store(at, base::to_millis(change.expires));
+    at += 8;
+  }
+  base::copy_bytes(at, change.key.data(), change.key.size());
+  at += change.key.size();
+  base::copy_bytes(at, change.value.data(), change.value.size());
+  return at + change.value.size();
+}
 // Writes the record, record_size() bytes, to `to`: at `position` of the log, when the log is known to be synced up to
 // `durable`. It is good once it is sealed: for `offset` of the segment with `salt`. (Two steps, so that a caller can have
 // memory on its way in between.)
@@ -129,21 +147,7 @@ inline void write_record(char* to, std::size_t size, const RecordFields& fields,
     std::memcpy(at + 4, fields.note.data(), fields.note.size());
     at += 4 + fields.note.size();
   }
-  for (const Change& change : fields.changes) {
-    const bool expires = change.expires != base::kNever;
-    at[0] = static_cast<char>(static_cast<std::uint8_t>(change.kind) | (expires ? kHasExpiry : 0));
-    base::store(at + 1, static_cast<std::uint16_t>(change.key.size()));
-    base::store(at + 3, static_cast<std::uint32_t>(change.value.size()));
-    at += kChangeHeaderSize;
-    if (expires) {
-      base::store(at, base::to_millis(change.expires));
-      at += 8;
-    }
-    std::memcpy(at, change.key.data(), change.key.size());
-    at += change.key.size();
-    if (!change.value.empty()) std::memcpy(at, change.value.data(), change.value.size());
-    at += change.value.size();
-  }
+  for (const Change& change : fields.changes) at = write_change(at, change);
   base::store(to + 8, static_cast<std::uint32_t>(at - to));
 }
 void seal_record(char* to, std::size_t size, std::uint64_t salt, std::uint64_t offset);

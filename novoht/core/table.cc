@@ -4,10 +4,6 @@
 #include <new>
 #include <utility>
 
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
-
 namespace novoht::core {
 namespace {
 
@@ -21,18 +17,6 @@ constexpr std::uint64_t kDisplaced = 1;                       // in a slot: lies
 
 // Fullness at which a leaf grows. Above, probes get long; below, memory is wasted.
 constexpr std::size_t most_entries(std::size_t bucket_count) { return bucket_count * 7 * 27 / 32; }
-
-// One bit for each of the seven tags that equal `tag`.
-std::uint32_t match(const std::uint8_t* tags, std::uint8_t tag) {
-#if defined(__SSE2__)
-  const __m128i all = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(tags));
-  return static_cast<std::uint32_t>(_mm_movemask_epi8(_mm_cmpeq_epi8(all, _mm_set1_epi8(static_cast<char>(tag))))) & 0x7f;
-#else
-  std::uint32_t bits = 0;
-  for (int i = 0; i < 7; i++) bits |= static_cast<std::uint32_t>(tags[i] == tag) << i;
-  return bits;
-#endif
-}
 
 }  // namespace
 
@@ -134,9 +118,8 @@ bool Entry::on_disk() const {
   return std::any_of(pieces.begin(), pieces.end(), [](const LongValue::Piece& piece) { return piece.bytes == nullptr; });
 }
 
-std::size_t Entry::block_size() const {
+std::size_t Entry::block_size_of_others() const {
   const std::size_t before = sizeof(Entry) + (expires ? 8 : 0) + key_size;
-  if (form == kWhole) return before + value_size;
   if (form == kShort) return before + 4 + short_capacity();
   if (form == kCold) return before + kColdPayload;
   return before + sizeof(LongValue*);
@@ -168,7 +151,21 @@ Entry* Table::make(Bytes key, std::uint64_t expires_ms, Version version, std::si
   return entry;
 }
 
+inline Entry* Table::make_whole(Bytes key, Bytes value, Version version) {
+  auto* const entry = reinterpret_cast<Entry*>(arena_.allocate(sizeof(Entry) + key.size() + value.size()));
+  entry->version = version;
+  entry->value_size = static_cast<std::uint32_t>(value.size());
+  entry->key_size = static_cast<std::uint16_t>(key.size());
+  entry->form = Entry::kWhole;
+  entry->expires = false;
+  entry->used = false;
+  base::copy_bytes(entry->tail(), key.data(), key.size());
+  base::copy_bytes(entry->tail() + key.size(), value.data(), value.size());
+  return entry;
+}
+
 Entry* Table::make_value(Bytes key, Bytes value, std::uint64_t expires_ms, Version version) {
+  if (value.size() <= kShortMax && expires_ms == 0) return make_whole(key, value, version);
   if (value.size() <= kShortMax) {
     Entry* const entry = make(key, expires_ms, version, value.size(), Entry::kWhole);
     entry->value_size = static_cast<std::uint32_t>(value.size());
@@ -211,50 +208,58 @@ void Table::count_out(std::uint64_t hash, const Entry& entry) {
   expiries_->erase(expiries_->find({entry.expires_ms(), hash}));
 }
 
-// --- operations ---
-
-Table::Place Table::locate(std::uint64_t hash, Bytes key) const {
-  if (roots_.empty()) return {};
-  Bucket* const buckets = roots_[leaf_index(hash)];
-  const std::uint8_t tag = tag_of(hash);
-  const std::uint64_t high = hash >> 48;
-  std::size_t at = home_of(hash, bucket_count_);
-  for (std::size_t step = 0; step < bucket_count_; step++) {
-    Bucket& bucket = buckets[at];
-    for (std::uint32_t bits = match(bucket.tags, tag); bits != 0; bits &= bits - 1) {
-      const auto slot = static_cast<std::size_t>(__builtin_ctz(bits));
-      if (bucket.slots[slot] >> 48 != high) continue;
-      const Entry* const entry = entry_of(bucket.slots[slot]);
-      if (entry->key_size == key.size() && std::memcmp(entry->key().data(), key.data(), key.size()) == 0) return {&bucket, slot};
-    }
-    if (bucket.passed == 0) return {};
-    at = at + 1 == bucket_count_ ? 0 : at + 1;
-  }
-  return {};
+// What nearly every insertion does.
+inline bool Table::place_at_home(std::uint64_t hash, Entry* entry) {
+  if (bucket_count_ == 0) return false;
+  const std::size_t index = leaf_index(hash);
+  Leaf& leaf = *leaves_[index];
+  if (leaf.entry_count >= most_entries(bucket_count_)) return false;
+  Bucket& bucket = roots_[index][home_of(hash, bucket_count_)];
+  const std::uint32_t free = match(bucket.tags, 0);
+  if (free == 0) return false;
+  const auto slot = static_cast<std::size_t>(__builtin_ctz(free));
+  bucket.tags[slot] = tag_of(hash);
+  bucket.slots[slot] = reinterpret_cast<std::uint64_t>(entry) | hash >> 48 << 48;
+  leaf.entry_count++;
+  return true;
 }
 
-const Entry* Table::find(std::uint64_t hash, Bytes key) const {
-  const Place where = locate(hash, key);
-  return where.bucket == nullptr ? nullptr : entry_of(where.bucket->slots[where.slot]);
+// --- operations ---
+
+Table::Place Table::locate_beyond(std::uint64_t hash, Bytes key) const {
+  Bucket* const buckets = roots_[leaf_index(hash)];
+  std::size_t at = home_of(hash, bucket_count_);
+  for (std::size_t step = 1; step < bucket_count_ && buckets[at].passed != 0; step++) {
+    at = at + 1 == bucket_count_ ? 0 : at + 1;
+    if (const Place where = locate_in(buckets[at], hash, key); where.bucket != nullptr) return where;
+  }
+  return {};
 }
 
 void Table::put(std::uint64_t hash, Bytes key, Bytes value, std::uint64_t expires_ms, Version version) {
   const Place where = locate(hash, key);
   if (where.bucket == nullptr) {
+    if (expires_ms == 0 && value.size() <= kShortMax) [[likely]] {
+      Entry* const entry = make_whole(key, value, version);
+      if (!place_at_home(hash, entry)) place(hash, entry);
+      count_++;
+      live_bytes_ += key.size() + value.size();
+      return;
+    }
     Entry* const entry = make_value(key, value, expires_ms, version);
     place(hash, entry);
     count_in(hash, *entry);
     return;
   }
   Entry* const old = entry_of(where.bucket->slots[where.slot]);
-  if (old->form == Entry::kWhole && !old->expires && expires_ms == 0 && value.size() <= kShortMax &&
-      (old->value_size + 7) / 8 == (value.size() + 7) / 8 && old->block_size() <= Arena::kExact &&
-      padded(old->block_size()) == padded(old->block_size() - old->value_size + value.size())) {
-    live_bytes_ += value.size();
-    live_bytes_ -= old->value_size;
+  // Over the old value, where the block has just the size that the arena would give to the new one.
+  if (const std::size_t head = sizeof(Entry) + key.size();
+      old->form == Entry::kWhole && !old->expires && expires_ms == 0 && head + old->value_size <= Arena::kExact &&
+      padded(head + old->value_size) == padded(head + value.size())) {
+    live_bytes_ += value.size() - old->value_size;
     old->value_size = static_cast<std::uint32_t>(value.size());
     old->version = version;
-    if (!value.empty()) std::memcpy(old->payload(), value.data(), value.size());
+    base::copy_bytes(old->payload(), value.data(), value.size());
     return;
   }
   Entry* const entry = make_value(key, value, expires_ms, version);
@@ -391,23 +396,6 @@ void Table::clear() {
   count_ = live_bytes_ = 0;
 }
 
-void Table::prefetch_bucket(std::uint64_t hash) const {
-  if (!roots_.empty()) __builtin_prefetch(&roots_[leaf_index(hash)][home_of(hash, bucket_count_)]);
-}
-
-void Table::prefetch_entry(std::uint64_t hash) const {
-  if (roots_.empty()) return;
-  const Bucket& bucket = roots_[leaf_index(hash)][home_of(hash, bucket_count_)];
-  for (std::uint32_t bits = match(bucket.tags, tag_of(hash)); bits != 0; bits &= bits - 1) {
-    const std::uint64_t slot = bucket.slots[__builtin_ctz(bits)];
-    if (slot >> 48 != hash >> 48) continue;
-    const char* const entry = reinterpret_cast<const char*>(entry_of(slot));
-    __builtin_prefetch(entry);
-    __builtin_prefetch(entry + 64);
-    return;
-  }
-}
-
 // --- the index ---
 
 Table::Leaf* Table::make_leaf(std::size_t bucket_count, std::uint32_t depth) {
@@ -441,22 +429,6 @@ void Table::put_slot(Leaf& leaf, std::size_t home, std::uint8_t tag, std::uint64
     if (bucket.passed != 255) bucket.passed++;
     at = at + 1 == leaf.bucket_count ? 0 : at + 1;
   }
-}
-
-// What nearly every insertion does.
-inline bool Table::place_at_home(std::uint64_t hash, Entry* entry) {
-  if (leaves_.empty()) return false;
-  const std::size_t index = leaf_index(hash);
-  Leaf& leaf = *leaves_[index];
-  if (leaf.entry_count >= most_entries(bucket_count_)) return false;
-  Bucket& bucket = roots_[index][home_of(hash, bucket_count_)];
-  const std::uint32_t free = match(bucket.tags, 0);
-  if (free == 0) return false;
-  const auto slot = static_cast<std::size_t>(__builtin_ctz(free));
-  bucket.tags[slot] = tag_of(hash);
-  bucket.slots[slot] = reinterpret_cast<std::uint64_t>(entry) | hash >> 48 << 48;
-  leaf.entry_count++;
-  return true;
 }
 
 void Table::place(std::uint64_t hash, Entry* entry) {
@@ -604,10 +576,13 @@ std::uint64_t Table::evacuate(std::uint64_t cursor, std::size_t limit) {
   for (std::uint64_t prefix = cursor; prefix >> 32 == 0;) {
     const Leaf& leaf = *leaves_[depth_ == 0 ? 0 : prefix >> (32 - depth_)];
     for (std::size_t b = 0; b < leaf.bucket_count; b++) {
-      if (b + 2 < leaf.bucket_count) {
-        const Bucket& later = leaf.buckets[b + 2];
-        for (std::size_t s = 0; s < kSlots; s++)
-          if (later.tags[s] != 0) __builtin_prefetch(entry_of(later.slots[s]));
+      if (b + 3 < leaf.bucket_count) {
+        const Bucket& later = leaf.buckets[b + 3];
+        for (std::size_t s = 0; s < kSlots; s++) {
+          if (later.tags[s] == 0) continue;
+          const char* const entry = reinterpret_cast<const char*>(entry_of(later.slots[s]));
+          for (std::size_t line = 0; line < 3; line++) __builtin_prefetch(entry + 64 * line);
+        }
       }
       for (std::size_t s = 0; s < kSlots; s++) {
         if (leaf.buckets[b].tags[s] == 0) continue;
@@ -615,7 +590,7 @@ std::uint64_t Table::evacuate(std::uint64_t cursor, std::size_t limit) {
         if (!arena_.is_old(reinterpret_cast<const char*>(old))) continue;
         const std::size_t size = old->block_size();
         auto* const moved = reinterpret_cast<Entry*>(arena_.allocate(size));
-        std::memcpy(static_cast<void*>(moved), old, size);
+        base::copy_bytes(reinterpret_cast<char*>(moved), reinterpret_cast<const char*>(old), size);
         replace({&leaf.buckets[b], s}, moved);
         arena_.release(reinterpret_cast<char*>(old), size);
       }

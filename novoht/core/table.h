@@ -19,6 +19,10 @@
 #include <string>
 #include <vector>
 
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 #include "novoht/core/arena.h"
 #include "novoht/core/cold.h"
 #include "novoht/core/format.h"
@@ -95,7 +99,12 @@ struct Entry {
   // `cold`: where values on disk are; may be null when there are none. `out` is unchanged after an error.
   Result<void> read(std::uint64_t offset, std::uint64_t count, const ColdValues* cold, std::string& out) const;
   bool on_disk() const;  // some of it
-  std::size_t block_size() const;
+  std::size_t block_size() const {
+    if (form == kWhole) [[likely]]
+      return sizeof(Entry) + (expires ? 8 : 0) + key_size + value_size;
+    return block_size_of_others();
+  }
+  std::size_t block_size_of_others() const;
   std::uint64_t memory() const;
 };
 static_assert(sizeof(Entry) == 16);
@@ -113,7 +122,10 @@ class Table {
   // its first bits, which choose the leaf, and leaf after leaf would split without parting them.
   static std::uint64_t hash(Bytes key) { return base::hash64(key, 0x6e6f766f6874); }
 
-  const Entry* find(std::uint64_t hash, Bytes key) const;
+  const Entry* find(std::uint64_t hash, Bytes key) const {
+    const Place where = locate(hash, key);
+    return where.bucket == nullptr ? nullptr : entry_of(where.bucket->slots[where.slot]);
+  }
   // The value becomes one fragment. expires_ms 0: never.
   void put(std::uint64_t hash, Bytes key, Bytes value, std::uint64_t expires_ms, Version version);
   // One fragment more; an absent key is made, with `expires_ms`.
@@ -127,15 +139,29 @@ class Table {
 
   // Asks the processor for what find() will need; each after the one before had time to arrive. A table that was in use a
   // moment ago needs only the last two.
-  void prefetch() const {
+  // (Always inlined: a function that does nothing else is one without effect to GCC, which drops calls of it.)
+  [[gnu::always_inline]] void prefetch() const {
     __builtin_prefetch(&roots_);
     __builtin_prefetch(reinterpret_cast<const char*>(&roots_) + 64);
   }
-  void prefetch_root(std::uint64_t hash) const {
-    if (!roots_.empty()) __builtin_prefetch(&roots_[leaf_index(hash)]);
+  [[gnu::always_inline]] void prefetch_root(std::uint64_t hash) const {
+    if (bucket_count_ != 0) __builtin_prefetch(&roots_[leaf_index(hash)]);
   }
-  void prefetch_bucket(std::uint64_t hash) const;
-  void prefetch_entry(std::uint64_t hash) const;
+  [[gnu::always_inline]] void prefetch_bucket(std::uint64_t hash) const {
+    if (bucket_count_ != 0) __builtin_prefetch(home_bucket(hash));
+  }
+  [[gnu::always_inline]] void prefetch_entry(std::uint64_t hash) const {
+    if (bucket_count_ == 0) return;
+    const Bucket& bucket = *home_bucket(hash);
+    for (std::uint32_t bits = match(bucket.tags, tag_of(hash)); bits != 0; bits &= bits - 1) {
+      const std::uint64_t slot = bucket.slots[__builtin_ctz(bits)];
+      if (slot >> 48 != hash >> 48) continue;
+      const char* const entry = reinterpret_cast<const char*>(entry_of(slot));
+      __builtin_prefetch(entry);
+      __builtin_prefetch(entry + 64);
+      return;
+    }
+  }
 
   std::uint64_t count() const { return count_; }
   std::uint64_t live_bytes() const { return live_bytes_; }      // keys + values
@@ -209,8 +235,43 @@ class Table {
   }
   static Entry* entry_of(std::uint64_t slot) { return reinterpret_cast<Entry*>(slot & 0x0000fffffffffff8); }
 
-  Place locate(std::uint64_t hash, Bytes key) const;
+  // One bit for each of the seven tags that equal `tag`.
+  static std::uint32_t match(const std::uint8_t* tags, std::uint8_t tag) {
+#if defined(__SSE2__)
+    const __m128i all = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(tags));
+    return static_cast<std::uint32_t>(_mm_movemask_epi8(_mm_cmpeq_epi8(all, _mm_set1_epi8(static_cast<char>(tag))))) & 0x7f;
+#else
+    std::uint32_t bits = 0;
+    for (int i = 0; i < 7; i++) bits |= static_cast<std::uint32_t>(tags[i] == tag) << i;
+    return bits;
+#endif
+  }
+  Bucket* home_bucket(std::uint64_t hash) const { return roots_[leaf_index(hash)] + home_of(hash, bucket_count_); }
+  // Where in `bucket` the key lies, if there.
+  static Place locate_in(Bucket& bucket, std::uint64_t hash, Bytes key) {
+    for (std::uint32_t bits = match(bucket.tags, tag_of(hash)); bits != 0; bits &= bits - 1) {
+      const auto slot = static_cast<std::size_t>(__builtin_ctz(bits));
+      if (bucket.slots[slot] >> 48 != hash >> 48) continue;
+      const Entry* const entry = entry_of(bucket.slots[slot]);
+      // Where the key lies depends on the entry's first line; its second is not waited for a second time.
+      __builtin_prefetch(reinterpret_cast<const char*>(entry) + 64);
+      if (entry->key_size == key.size() && base::same_bytes(entry->key().data(), key.data(), key.size())) return {&bucket, slot};
+    }
+    return {};
+  }
+  // Nearly always in its home bucket.
+  Place locate(std::uint64_t hash, Bytes key) const {
+    if (bucket_count_ == 0) [[unlikely]]
+      return {};
+    Bucket& home = *home_bucket(hash);
+    const Place where = locate_in(home, hash, key);
+    if (where.bucket != nullptr || home.passed == 0) [[likely]]
+      return where;
+    return locate_beyond(hash, key);
+  }
+  Place locate_beyond(std::uint64_t hash, Bytes key) const;
   Entry* make(Bytes key, std::uint64_t expires_ms, Version version, std::size_t payload_size, Entry::Form form);
+  Entry* make_whole(Bytes key, Bytes value, Version version);  // that does not expire
   Entry* make_value(Bytes key, Bytes value, std::uint64_t expires_ms, Version version);
   void destroy(Entry* entry);
   void place(std::uint64_t hash, Entry* entry);  // of a key not there; grows as needed

@@ -24,6 +24,23 @@ TEST(HashTest, GoldenValues) {
   EXPECT_EQ(hash64("abc", 1), 0x097a8be8e9c7d5ecu);
 }
 
+TEST(HashTest, SameBytesAndCopyBytesAreMemcmpAndMemcpyAtEverySize) {
+  Random random(2);
+  for (std::size_t size = 0; size <= 160; size++) {
+    std::string from(size + 2, '\0');
+    for (char& c : from) c = static_cast<char>(random.next());
+    std::string to(size + 2, '#');
+    copy_bytes(to.data() + 1, from.data() + 1, size);
+    ASSERT_EQ(to, "#" + from.substr(1, size) + "#") << size << " bytes";
+    EXPECT_TRUE(same_bytes(to.data() + 1, from.data() + 1, size)) << size << " bytes";
+    for (std::size_t at = 0; at < size; at++) {
+      to[1 + at] = static_cast<char>(to[1 + at] ^ 0x40);
+      EXPECT_FALSE(same_bytes(to.data() + 1, from.data() + 1, size)) << size << " bytes, the byte " << at;
+      to[1 + at] = static_cast<char>(to[1 + at] ^ 0x40);
+    }
+  }
+}
+
 TEST(HashTest, EveryBitOfTheInputReachesTheTopAndTheBottom) {
   Random random(1);
   for (const std::size_t size : {1u, 3u, 4u, 7u, 8u, 9u, 15u, 16u, 17u, 31u, 32u, 33u, 48u, 100u}) {
