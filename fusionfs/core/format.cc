@@ -62,6 +62,7 @@ std::string transfer_key(HomeId home, std::uint64_t id) { return key_with_number
 std::string pending_key(InodeId inode, std::uint64_t id) { return key_with_numbers(inode, 'p', id); }
 std::string lease_key(HomeId home) { return key_with(home, 'w'); }
 std::string split_key(HomeId home) { return key_with(home, 's'); }
+std::string locks_key(InodeId inode) { return key_with_number(home_of(inode), 'f', counter_of(inode)); }
 std::string session_key(std::uint64_t session) {
   std::string key = "{s:";
   put_hex(key, session);

@@ -60,6 +60,7 @@ std::string transfer_key(HomeId home, std::uint64_t id);   // tag m/<hex>       
 std::string pending_key(InodeId inode, std::uint64_t id);  // tag p/<counter>/<hex>  a link promised to another home
 std::string lease_key(HomeId home);                        // tag w   Lease: who alone changes names here (ttl)
 std::string split_key(HomeId home);                        // tag s   Split: which of a directory's names are here
+std::string locks_key(InodeId inode);                      // tag f/<counter hex>  LockRecord (ttl)
 
 // Keys of the whole file system.
 inline constexpr const char* kNextHomeKey = "{fusionfs}next_home";  // decimal; the general procedure `add`

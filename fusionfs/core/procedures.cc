@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "fusionfs/core/locks.h"
 #include "fusionfs/core/shard.h"
 #include "fusionfs/core/splitting.h"
 
@@ -441,6 +442,7 @@ Result<Reply> commit(Transaction& tables, HomeId home, const CommitRequest& requ
   inode->mtime = std::max(inode->mtime, request.mtime);
   inode->ctime = std::max(inode->ctime, request.mtime);
   TRY(shard.put(*inode));
+  if (request.appended_by != 0) TRY(end_append(tables, request.inode, request.appended_by));
   Reply reply;
   reply.inode = std::move(inode);
   return reply;
@@ -671,9 +673,9 @@ Result<Reply> finish(Transaction& tables, HomeId home, const Request& request) {
 }
 
 // Wraps `function` as a procedure: the home comes from the key's tag, arguments and reply from their field lists.
-template <typename Request>
+template <typename Answer, typename Request>
 void add(zht::Procedures& procedures, const char* name,
-         Result<Reply> (*function)(Transaction&, HomeId, const Request&)) {
+         Result<Answer> (*function)(Transaction&, HomeId, const Request&)) {
   procedures.add(std::string("fusionfs.") + name,
                  [function, name](Transaction& tables, Bytes key, Bytes arguments) -> Result<std::string> {
                    const Bytes tag = zht::hash_tag(key);
@@ -724,6 +726,8 @@ void add_procedures(zht::Procedures& procedures) {
   add(procedures, "unmark_dying", unmark_dying);
   add(procedures, "drop_directory", drop_directory);
   add(procedures, "touch_directory", touch_directory);
+  add(procedures, "lock", lock_file);
+  add(procedures, "lock_renew", renew_locks);
   add(procedures, "split_begin", split_begin);
   add(procedures, "split_read", split_read);
   add(procedures, "split_install", split_install);

@@ -274,9 +274,10 @@ struct CommitRequest {  // commit: what writing has changed
   std::uint64_t store = 0;   // not 0: the content is in this chunk store from now on, no longer inline
   std::uint64_t offset = 0;  // inline: bytes to put at `offset`
   std::string bytes;
+  std::uint64_t appended_by = 0;  // session: its right to append ends with this
   template <typename A>
   void fields(A& a) {
-    a(inode, size, blocks, mtime, store, offset, bytes);
+    a(inode, size, blocks, mtime, store, offset, bytes, appended_by);
   }
 };
 struct AttributeRequest {  // set_attribute, remove_attribute

@@ -22,8 +22,6 @@ constexpr std::size_t kMostNames = 20'000;      // of a directory whose names ar
 constexpr unsigned kMissesToLoad = 6;
 constexpr std::size_t kAhead = 256;  // inodes fetched at once for readdirplus
 
-int errno_of_local(const base::Error& error) { return error.code == base::Code::no_space ? ENOSPC : EIO; }
-
 }  // namespace
 
 FileSystem::FileSystem(zht::Client& client, const base::Clock& clock, const ChunkStore& chunks,
@@ -48,7 +46,10 @@ FileSystem::FileSystem(zht::Client& client, const base::Clock& clock, const Chun
                        });
                      },
                  .split_at = options_.split_at,
-                 .trouble = [this](const std::string& text) { warn(text); }}) {}
+                 .trouble = [this](const std::string& text) { warn(text); }}),
+      locks_(client, clock,
+             {.session = session_, .life = options_.lock_life, .warn = [this](const std::string& text) { warn(text); }}) {
+}
 
 FileSystem::~FileSystem() {
   {
@@ -127,6 +128,7 @@ Task<int> FileSystem::bury_dead_sessions() {
 
 int FileSystem::stop() {
   int first = 0;
+  locks_.stop();
   for (const auto& inode : table_.all()) {
     const int error = wait(commit_in_turn(inode));
     if (error != 0) {
@@ -139,9 +141,12 @@ int FileSystem::stop() {
       reap = inode->gone && inode->opens > 0;
     }
     if (reap) wait(metadata_.reap(inode->id));
+    wait(end_append(inode));
+    for (const auto kind : {FileLock::Kind::record, FileLock::Kind::flock}) wait(locks_.drop(inode->id, kind, 0));
   }
   const auto deadline = clock_.now() + std::chrono::seconds(60);
-  while (under_way_.load(std::memory_order_acquire) > 0 && clock_.now() < deadline)
+  while (under_way_.load(std::memory_order_acquire) + locking_.load(std::memory_order_acquire) > 0 &&
+         clock_.now() < deadline)
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   {
     const std::lock_guard lock(jobs_mutex_);
@@ -159,12 +164,19 @@ int FileSystem::stop() {
 // Deletes chunks, tells the kernel, keeps the session alive, commits what has been dirty for a while.
 void FileSystem::run_background() {
   auto beat_at = clock_.now();
+  auto locks_at = beat_at + options_.lock_life / 4;
   auto commit_at = clock_.now() + options_.commit_interval;
   std::unique_lock lock(jobs_mutex_);
   for (;;) {
     if (jobs_.empty()) {
       if (stopping_) return;
-      jobs_changed_.wait_for(lock, std::min(options_.commit_interval, std::chrono::milliseconds(500)));
+      bool appends = false;
+      {
+        const std::lock_guard dirty_lock(dirty_mutex_);
+        appends = !appending_.empty();
+      }
+      jobs_changed_.wait_for(lock, appends ? kAppendsKept
+                                           : std::min(options_.commit_interval, std::chrono::milliseconds(500)));
     }
     std::deque<std::function<void()>> todo;
     todo.swap(jobs_);
@@ -175,6 +187,11 @@ void FileSystem::run_background() {
       client_.submit(Operation::insert(session_key(session_), "1", options_.session_life), [](Outcome) {});
       beat_at = now + options_.session_life / 4;
     }
+    if (now >= locks_at) {
+      locks_.keep_alive();
+      locks_at = now + options_.lock_life / 4;
+    }
+    tend_appends();
     if (now >= commit_at) {
       std::set<InodeId> dirty;
       {
@@ -197,6 +214,27 @@ void FileSystem::run_background() {
     }
     lock.lock();
   }
+}
+
+// What the kernel keeps of a file that somebody else has changed goes. From then on the cache is filled anew, and is known
+// to show at least what was known when it was emptied.
+// inode.mutex is held.
+void FileSystem::invalidate(MountedInode& changed) {
+  if (!options_.changed_elsewhere) return;
+  changed.invalidating += 1;
+  later([this, id = changed.id] {
+    const auto inode = table_.find(id);
+    if (!inode) return;
+    std::uint64_t revision = 0;
+    {
+      const std::lock_guard lock(inode->mutex);
+      revision = inode->record.revision;
+    }
+    options_.changed_elsewhere(id);
+    const std::lock_guard lock(inode->mutex);
+    inode->invalidating -= 1;
+    if (inode->invalidating == 0 && inode->opens > 0 && inode->cached_revision == 0) inode->cached_revision = revision;
+  });
 }
 
 void FileSystem::later(std::function<void()> job) {
@@ -235,10 +273,9 @@ void FileSystem::absorb_locked(MountedInode& inode, const Inode& record, bool ou
   Inode& mine = inode.record;
   const bool known = mine.id == record.id && mine.mode != 0;
   if (known && record.revision < mine.revision) return;  // overtaken by a newer answer
-  if (known && record.revision > mine.revision + (our_change ? 1 : 0) && is_regular(record.mode) &&
-      inode.cached_revision != 0) {
+  if (known && record.revision > mine.revision + (our_change ? 1 : 0) && is_regular(record.mode)) {
+    if (!our_change && (inode.cached_revision != 0 || inode.opens > 0)) invalidate(inode);
     inode.cached_revision = 0;
-    if (options_.changed_elsewhere && !our_change) later([this, id = inode.id] { options_.changed_elsewhere(id); });
   } else if (our_change && inode.cached_revision == mine.revision) {
     inode.cached_revision = record.revision;
   }
@@ -821,6 +858,7 @@ Task<Opened> FileSystem::open(InodeId id, int flags) {
   }
   table_.opened(id);
   opened.error = co_await refresh(inode);
+  co_await forgotten_by_kernel(inode);  // its size, above all
   if (opened.error == 0 && (flags & O_TRUNC) != 0) {
     SetRequest request;
     request.inode = id;
@@ -840,323 +878,6 @@ Task<Opened> FileSystem::open(InodeId id, int flags) {
   inode->cached_revision = inode->record.revision;
   opened.inode = view(inode->record);
   co_return opened;
-}
-
-void FileSystem::mark_dirty_locked(MountedInode& inode) {
-  if (inode.dirty) return;
-  inode.dirty = true;
-  const std::lock_guard lock(dirty_mutex_);
-  dirty_.insert(inode.id);
-}
-
-// Moves inline content to chunks. The record says so with the next commit.
-int FileSystem::spill_locked(MountedInode& inode) {
-  const auto content = content_of(inode);
-  auto done = content->begin_writing(0);
-  if (done && !inode.record.content.empty()) done = content->write(0, inode.record.content);
-  if (!done) {
-    warn(done.error().message);
-    return errno_of_local(done.error());
-  }
-  inode.record.flags = static_cast<std::uint8_t>(inode.record.flags & ~Inode::kInline);
-  inode.record.content.clear();
-  inode.record.store = chunks_.identity();
-  inode.spilled = true;
-  inode.dirty_from = inode.dirty_to = 0;
-  return 0;
-}
-
-int FileSystem::write(InodeId id, std::uint64_t offset, base::Bytes bytes) {
-  const auto inode = table_.find(id);
-  if (!inode) return EBADF;
-  if (offset > kMaxFileSize || bytes.size() > kMaxFileSize - offset) return EFBIG;
-  if (bytes.empty()) return 0;
-  const std::uint64_t end = offset + bytes.size();
-  const Nanos now = metadata_.now();
-  std::shared_ptr<Content> content;
-  {
-    const std::lock_guard lock(inode->mutex);
-    Inode& record = inode->record;
-    if (record.mode == 0) return EBADF;
-    if (record.has(Inode::kInline) && end <= kMaxInline) {
-      if (record.content.size() < end) record.content.resize(end);
-      std::copy(bytes.begin(), bytes.end(), record.content.begin() + static_cast<std::ptrdiff_t>(offset));
-      if (inode->dirty_to == inode->dirty_from) {
-        inode->dirty_from = offset;
-        inode->dirty_to = end;
-      } else {
-        inode->dirty_from = std::min(inode->dirty_from, offset);
-        inode->dirty_to = std::max(inode->dirty_to, end);
-      }
-      record.size = std::max(record.size, end);
-      record.mtime = record.ctime = std::max(record.mtime, now);
-      mark_dirty_locked(*inode);
-      return 0;
-    }
-    if (record.has(Inode::kInline)) {
-      if (const int error = spill_locked(*inode); error != 0) return error;
-    }
-    if (record.store != 0 && record.store != chunks_.identity()) {
-      warn("inode " + std::to_string(raw(id)) + ": its chunks are in store " + std::to_string(record.store) +
-           ", not on this node");
-      return EIO;
-    }
-    content = content_of(*inode);
-    if (!inode->spilled) {
-      const auto begun = content->begin_writing(record.size);
-      if (!begun) {
-        warn(begun.error().message);
-        return errno_of_local(begun.error());
-      }
-    }
-    record.store = chunks_.identity();
-  }
-  const auto done = content->write(offset, bytes);
-  const std::lock_guard lock(inode->mutex);
-  if (!done) {
-    warn(done.error().message);
-    return errno_of_local(done.error());
-  }
-  inode->record.size = std::max(inode->record.size, end);
-  inode->record.mtime = inode->record.ctime = std::max(inode->record.mtime, now);
-  mark_dirty_locked(*inode);
-  return 0;
-}
-
-int FileSystem::read(InodeId id, std::uint64_t offset, char* to, std::size_t size, std::size_t& got) {
-  got = 0;
-  const auto inode = table_.find(id);
-  if (!inode) return EBADF;
-  std::shared_ptr<Content> content;
-  {
-    const std::lock_guard lock(inode->mutex);
-    const Inode& record = inode->record;
-    if (offset >= record.size) return 0;
-    size = static_cast<std::size_t>(std::min<std::uint64_t>(size, record.size - offset));
-    if (record.has(Inode::kInline) || record.store == 0) {
-      std::size_t have = 0;
-      if (offset < record.content.size()) have = record.content.copy(to, size, offset);
-      std::fill(to + have, to + size, '\0');
-      got = size;
-      return 0;
-    }
-    if (record.store != chunks_.identity()) {
-      warn("inode " + std::to_string(raw(id)) + ": its chunks are in store " + std::to_string(record.store) +
-           ", not on this node");
-      return EIO;
-    }
-    content = content_of(*inode);
-  }
-  const auto done = content->read(offset, to, size);
-  if (!done) {
-    warn(done.error().message);
-    return errno_of_local(done.error());
-  }
-  got = size;
-  return 0;
-}
-
-Task<int> FileSystem::commit_in_turn(std::shared_ptr<MountedInode> inode) {
-  {
-    const std::lock_guard lock(inode->mutex);
-    if (!inode->dirty && !inode->in_flight) co_return std::exchange(inode->write_error, 0);
-  }
-  co_await inode->changing.take();
-  const int error = co_await commit(inode);
-  inode->changing.give();
-  co_return error;
-}
-
-// `changing` is held.
-Task<int> FileSystem::commit(std::shared_ptr<MountedInode> inode) {
-  for (int round = 0; round < 3; ++round) {
-    CommitRequest request;
-    std::uint64_t from = 0, to = 0;
-    bool spilled = false;
-    {
-      const std::lock_guard lock(inode->mutex);
-      if (!inode->dirty) co_return std::exchange(inode->write_error, 0);
-      inode->dirty = false;
-      if (inode->gone) co_return 0;  // nobody else will ever see it
-      const Inode& record = inode->record;
-      request.inode = inode->id;
-      request.size = record.size;
-      request.mtime = record.mtime;
-      if (record.has(Inode::kInline)) {
-        from = inode->dirty_from;
-        to = inode->dirty_to;
-        request.offset = from;
-        request.bytes = record.content.substr(from, to - from);
-      } else {
-        request.store = record.store;
-        inode->record.blocks = request.blocks = inode->content ? inode->content->blocks(record.size) : record.blocks;
-      }
-      spilled = inode->spilled;
-      inode->in_flight = true;
-    }
-    Reply reply = co_await metadata_.commit(std::move(request));
-    const std::lock_guard lock(inode->mutex);
-    inode->in_flight = false;
-    if (reply.error == 0) {
-      if (spilled) inode->spilled = false;
-      if (!inode->dirty) inode->dirty_from = inode->dirty_to = 0;
-      absorb_locked(*inode, *reply.inode, true);
-      co_return 0;
-    }
-    if (reply.error == ENOENT) {
-      inode->gone = true;
-      inode->record.links = 0;
-      co_return 0;
-    }
-    mark_dirty_locked(*inode);
-    if (reply.error != EMEDIUMTYPE) co_return reply.error;
-    // Another mount has moved the content to chunks meanwhile: ours goes there too.
-    if (reply.inode->store != chunks_.identity()) co_return EIO;
-    const std::string mine = inode->record.content;
-    const std::uint64_t mine_size = inode->record.size;
-    inode->record.flags = static_cast<std::uint8_t>(inode->record.flags & ~Inode::kInline);
-    inode->record.content.clear();
-    inode->record.store = chunks_.identity();
-    inode->record.size = std::max(mine_size, reply.inode->size);
-    const auto content = content_of(*inode);
-    auto done = content->begin_writing(reply.inode->size);
-    if (done) done = content->write(from, base::Bytes(mine).substr(from, to - from));
-    inode->dirty_from = inode->dirty_to = 0;
-    if (!done) {
-      warn(done.error().message);
-      co_return errno_of_local(done.error());
-    }
-  }
-  co_return EIO;
-}
-
-Task<int> FileSystem::flush(InodeId id) {
-  const auto inode = table_.find(id);
-  if (!inode) co_return 0;
-  const int error = co_await commit_in_turn(inode);
-  co_return error;
-}
-
-Task<int> FileSystem::sync(InodeId id) {
-  const auto inode = table_.find(id);
-  if (!inode) co_return EBADF;
-  std::shared_ptr<Content> content;
-  {
-    const std::lock_guard lock(inode->mutex);
-    content = inode->content;
-  }
-  if (content) {
-    const auto done = content->sync();
-    if (!done) {
-      warn(done.error().message);
-      co_return errno_of_local(done.error());
-    }
-  }
-  const int error = co_await commit_in_turn(inode);
-  co_return error;
-}
-
-Task<int> FileSystem::sync_directory(InodeId) { co_return 0; }  // every change of a name was acknowledged by the store
-
-Task<int> FileSystem::release(InodeId id) {
-  const auto inode = table_.find(id);
-  if (!inode) co_return EBADF;
-  int error = co_await commit_in_turn(inode);
-  bool last = false, reap = false;
-  {
-    const std::lock_guard lock(inode->mutex);
-    inode->opens -= inode->opens > 0 ? 1 : 0;
-    last = inode->opens == 0;
-    reap = last && inode->gone;
-    if (last && !inode->dirty && !inode->in_flight && !inode->gone) inode->content.reset();
-  }
-  if (last) table_.closed(id);
-  if (reap) {
-    std::shared_ptr<Content> content;
-    std::uint64_t size = 0;
-    {
-      const std::lock_guard lock(inode->mutex);
-      content = std::move(inode->content);
-      inode->content.reset();
-      size = inode->record.size;
-    }
-    co_await metadata_.reap(id);
-    if (content) {  // chunks that the store never heard of
-      later([this, id, size, content] {
-        const auto done = chunks_.remove(id, size);
-        if (!done) warn(done.error().message);
-      });
-    }
-  }
-  table_.trim(id);
-  co_return error;
-}
-
-Task<int> FileSystem::allocate(InodeId id, int mode, std::uint64_t offset, std::uint64_t size) {
-  if (options_.read_only) co_return EROFS;
-  const bool keep_size = (mode & FALLOC_FL_KEEP_SIZE) != 0;
-  const bool punch = (mode & FALLOC_FL_PUNCH_HOLE) != 0, zero = (mode & FALLOC_FL_ZERO_RANGE) != 0;
-  if ((mode & ~(FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE | FALLOC_FL_ZERO_RANGE)) != 0) co_return EOPNOTSUPP;
-  if (size == 0) co_return EINVAL;
-  if (offset > kMaxFileSize || size > kMaxFileSize - offset) co_return EFBIG;
-  const auto inode = table_.find(id);
-  if (!inode) co_return EBADF;
-  const Nanos now = metadata_.now();
-  const std::lock_guard lock(inode->mutex);
-  Inode& record = inode->record;
-  const std::uint64_t end = offset + size;
-  if (record.has(Inode::kInline) && !punch && !zero && end <= kMaxInline) {
-    // Room in the record is always there.
-  } else if (record.has(Inode::kInline) && (punch || zero) && (end <= kMaxInline || keep_size || punch)) {
-    if (offset < record.content.size()) {
-      const std::uint64_t part = std::min<std::uint64_t>(size, record.content.size() - offset);
-      std::fill_n(record.content.begin() + static_cast<std::ptrdiff_t>(offset), part, '\0');
-      inode->dirty_from = inode->dirty_to == inode->dirty_from ? offset : std::min(inode->dirty_from, offset);
-      inode->dirty_to = std::max(inode->dirty_to, offset + part);
-    }
-  } else {
-    if (record.has(Inode::kInline)) {
-      if (const int error = spill_locked(*inode); error != 0) co_return error;
-    }
-    if (record.store != 0 && record.store != chunks_.identity()) co_return EIO;
-    const auto content = content_of(*inode);
-    base::Result<void> done;
-    if (!inode->spilled) done = content->begin_writing(record.size);
-    record.store = chunks_.identity();
-    if (done && (punch || zero)) done = content->punch(offset, size);
-    if (done && !punch) {
-      // Past the end nothing may be allocated that a later, longer file would be cut by: only what lies within.
-      const std::uint64_t until = keep_size ? std::min(end, record.size) : end;
-      if (until > offset) done = content->allocate(offset, until - offset);
-    }
-    if (!done) {
-      warn(done.error().message);
-      co_return errno_of_local(done.error());
-    }
-  }
-  if (!keep_size && !punch) record.size = std::max(record.size, end);
-  record.mtime = record.ctime = std::max(record.mtime, now);
-  mark_dirty_locked(*inode);
-  co_return 0;
-}
-
-int FileSystem::seek(InodeId id, std::uint64_t offset, bool data, std::uint64_t& found) {
-  const auto inode = table_.find(id);
-  if (!inode) return EBADF;
-  const std::lock_guard lock(inode->mutex);
-  const Inode& record = inode->record;
-  if (offset >= record.size) return ENXIO;
-  if (record.has(Inode::kInline) || record.store == 0) {
-    if (offset >= record.content.size() && data) return ENXIO;
-    found = data ? offset : std::max<std::uint64_t>(offset, record.content.size());
-    return 0;
-  }
-  if (record.store != chunks_.identity()) return EIO;
-  const auto at = content_of(*inode)->seek(offset, record.size, data);
-  if (!at) return errno_of_local(at.error());
-  if (data && *at >= record.size) return ENXIO;
-  found = *at;
-  return 0;
 }
 
 Task<DirectoryPage> FileSystem::read_directory(std::shared_ptr<OpenDirectory> directory, std::uint64_t cursor,

@@ -22,6 +22,7 @@
 #include <thread>
 
 #include "fusionfs/core/metadata.h"
+#include "fusionfs/fuse/file_locks.h"
 #include "fusionfs/fuse/inodes.h"
 
 namespace fusionfs {
@@ -30,6 +31,7 @@ struct FileSystemOptions {
   std::chrono::milliseconds attribute_timeout{1000};
   std::chrono::milliseconds commit_interval{2000};  // uncommitted writes of files still open
   std::chrono::milliseconds session_life{30'000};
+  std::chrono::milliseconds lock_life{15'000};  // of the locks of a mount that was killed
   bool read_only = false;
   std::uint32_t split_at = MetadataOptions{}.split_at;
   // Whoever calls write() calls flush() too before it answers, so that a close has nothing left to do. For a store in
@@ -41,6 +43,10 @@ struct FileSystemOptions {
   std::function<void(InodeId)> changed_elsewhere;
   std::function<void(const std::string&)> warn;  // something an operator should read
 };
+
+int errno_of_local(const base::Error& error);
+// How long the right to append is made use of without asking again.
+inline constexpr std::chrono::milliseconds kAppendsKept{100};
 
 struct Looked {
   int error = 0;
@@ -108,11 +114,21 @@ class FileSystem {
 
   Task<Opened> open(InodeId inode, int flags);
   Task<int> flush(InodeId inode);
+  // A descriptor of the process `owner` is closed: its record locks end, after what it wrote is committed.
+  Task<int> closed(InodeId inode, std::uint64_t owner);
+  // An open file that tells of its closing by release() only.
+  std::uint64_t new_handle() { return next_handle_.fetch_add(1, std::memory_order_relaxed); }
   Task<int> sync(InodeId inode);  // blocks on the chunk files' sync first, then commits
-  Task<int> release(InodeId inode);
+  // `handle`: of new_handle(), or 0; `flock_owner`: whose flock(2) ends, or 0.
+  Task<int> release(InodeId inode, std::uint64_t handle = 0, std::uint64_t flock_owner = 0);
   // Puts up to `size` bytes in `to`; `got` less at the end of the file.
   int read(InodeId inode, std::uint64_t offset, char* to, std::size_t size, std::size_t& got);
   int write(InodeId inode, std::uint64_t offset, base::Bytes bytes);
+  // Writes at the end, wherever other mounts have put it. `believed`: where the kernel thinks that is.
+  Task<int> append(InodeId inode, std::uint64_t believed, std::string bytes);
+  // As FileLocks::lock(). Who has got a lock reads what was written under it elsewhere; who gives one up has committed.
+  Task<int> lock(InodeId inode, FileLock lock, bool sleep, std::shared_ptr<FileLocks::Wait> wait, std::uint64_t handle);
+  FileLocks& locks() { return locks_; }
   bool commits_at_once() const { return options_.commit_at_once; }
   Task<int> allocate(InodeId inode, int mode, std::uint64_t offset, std::uint64_t size);
   int seek(InodeId inode, std::uint64_t offset, bool data, std::uint64_t& found);
@@ -138,6 +154,9 @@ class FileSystem {
   // Counts a task under way, so that stop() waits for it. Returns how many there were before.
   std::int64_t begin() { return under_way_.fetch_add(1, std::memory_order_relaxed); }
   void end();
+  // The same for one that may wait for a lock as long as it likes: stop() ends the waiting.
+  void begin_locking() { locking_.fetch_add(1, std::memory_order_relaxed); }
+  void end_locking() { locking_.fetch_sub(1, std::memory_order_acq_rel); }
 
  private:
   bool fresh(const MountedInode& inode) const;  // inode.mutex is held
@@ -160,7 +179,7 @@ class FileSystem {
   void spread(InodeId directory);
   void touch_directory(InodeId directory);                               // its times have changed
   Task<int> commit_in_turn(std::shared_ptr<MountedInode> inode);
-  Task<int> commit(std::shared_ptr<MountedInode> inode);
+  Task<int> commit(std::shared_ptr<MountedInode> inode, bool ends_append = false);
   Task<Looked> truncate(std::shared_ptr<MountedInode> inode, SetRequest request);
   Task<int> refresh(std::shared_ptr<MountedInode> inode);
   int spill_locked(MountedInode& inode);                     // inode.mutex is held
@@ -173,6 +192,10 @@ class FileSystem {
     if (options_.warn) options_.warn(text);
   }
   void later(std::function<void()> job);
+  void invalidate(MountedInode& changed);
+  Task<int> forgotten_by_kernel(std::shared_ptr<MountedInode> inode);
+  Task<int> end_append(std::shared_ptr<MountedInode> inode);
+  void tend_appends();
   void run_background();
 
   zht::Client& client_;
@@ -182,10 +205,13 @@ class FileSystem {
   const std::uint64_t session_;
   InodeTable table_;
   Metadata metadata_;
+  FileLocks locks_;
+  std::atomic<std::uint64_t> next_handle_{1};
 
-  std::atomic<std::int64_t> under_way_{0};
+  std::atomic<std::int64_t> under_way_{0}, locking_{0};
   std::mutex dirty_mutex_;
-  std::set<InodeId> dirty_;  // guarded by dirty_mutex_
+  std::set<InodeId> dirty_;      // guarded by dirty_mutex_
+  std::set<InodeId> appending_;  // those with appends_until. Guarded by dirty_mutex_
 
   std::mutex jobs_mutex_;
   std::condition_variable jobs_changed_;

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <fuse3/fuse_lowlevel.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -102,8 +103,12 @@ void on_init(void* userdata, fuse_conn_info* connection) {
   refuse(FUSE_CAP_AUTO_INVAL_DATA);
   refuse(FUSE_CAP_SPLICE_READ);
   refuse(FUSE_CAP_HANDLE_KILLPRIV);
-  refuse(FUSE_CAP_POSIX_LOCKS);
-  refuse(FUSE_CAP_FLOCK_LOCKS);
+  for (const unsigned locks : {FUSE_CAP_POSIX_LOCKS, FUSE_CAP_FLOCK_LOCKS}) {
+    if (glue.options.local_locks)
+      refuse(locks);
+    else
+      want(locks);
+  }
   if (glue.options.writeback) want(FUSE_CAP_WRITEBACK_CACHE);
   if (glue.options.access_lists) want(FUSE_CAP_POSIX_ACL);
   connection->max_write = 1u << 20;
@@ -224,6 +229,14 @@ bool close_is_idle(const FileSystem& files, int flags) {
   return access == O_RDONLY || (access == O_WRONLY && files.commits_at_once());
 }
 
+void set_handle(const Glue& glue, fuse_file_info& file) {
+  file.noflush = close_is_idle(glue.files, file.flags) ? 1 : 0;
+  file.fh = file.noflush != 0 ? glue.files.new_handle() : 0;
+  // The kernel puts what is appended where it believes the end to be: it must not keep it there.
+  const bool appends = (file.flags & O_APPEND) != 0 && (file.flags & O_ACCMODE) == O_WRONLY;
+  if (appends && !glue.options.writeback) file.direct_io = 1;
+}
+
 void on_open(fuse_req_t request, fuse_ino_t inode, fuse_file_info* info) {
   fuse_file_info file = *info;
   serve(request, files_of(request).open(inode_of(inode), info->flags),
@@ -231,7 +244,7 @@ void on_open(fuse_req_t request, fuse_ino_t inode, fuse_file_info* info) {
           if (opened.error != 0) return answer_error(to, opened.error);
           file.keep_cache = opened.keep_cache ? 1 : 0;
           FileSystem& files = files_of(to);
-          file.noflush = close_is_idle(files, file.flags) ? 1 : 0;
+          set_handle(glue_of(to), file);
           if (fuse_reply_open(to, &file) != 0) start(files.release(inode_of(inode)), [](int) {});
         });
 }
@@ -246,7 +259,7 @@ void on_create(fuse_req_t request, fuse_ino_t parent, const char* name, mode_t m
           FileSystem& files = glue.files;
           const fuse_entry_param entry = to_entry(glue, opened.inode);
           file.keep_cache = opened.keep_cache ? 1 : 0;
-          file.noflush = close_is_idle(files, file.flags) ? 1 : 0;
+          set_handle(glue, file);
           if (fuse_reply_create(to, &entry, &file) != 0) {
             const InodeId id = opened.inode.id;
             start(files.release(id), [&files, id](int) { files.forget(id, 1); });
@@ -268,8 +281,18 @@ void on_read(fuse_req_t request, fuse_ino_t inode, std::size_t size, off_t offse
 }
 
 void on_write(fuse_req_t request, fuse_ino_t inode, const char* bytes, std::size_t size, off_t offset,
-              fuse_file_info*) {
+              fuse_file_info* info) {
   FileSystem& files = files_of(request);
+  if ((info->flags & O_APPEND) != 0 && info->writepage == 0) {
+    serve(request, files.append(inode_of(inode), static_cast<std::uint64_t>(offset), std::string(bytes, size)),
+          [size](fuse_req_t to, int failed) {
+            if (failed != 0)
+              answer_error(to, failed);
+            else
+              fuse_reply_write(to, size);
+          });
+    return;
+  }
   const int error = files.write(inode_of(inode), static_cast<std::uint64_t>(offset), base::Bytes(bytes, size));
   if (error != 0) return answer_error(request, error);
   if (!files.commits_at_once()) {
@@ -284,12 +307,83 @@ void on_write(fuse_req_t request, fuse_ino_t inode, const char* bytes, std::size
   });
 }
 
-void on_flush(fuse_req_t request, fuse_ino_t inode, fuse_file_info*) {
-  serve(request, files_of(request).flush(inode_of(inode)), answer_error);
+void on_flush(fuse_req_t request, fuse_ino_t inode, fuse_file_info* info) {
+  serve(request, files_of(request).closed(inode_of(inode), info->lock_owner), answer_error);
 }
 
-void on_release(fuse_req_t request, fuse_ino_t inode, fuse_file_info*) {
-  serve(request, files_of(request).release(inode_of(inode)), answer_error);
+void on_release(fuse_req_t request, fuse_ino_t inode, fuse_file_info* info) {
+  const std::uint64_t flock_owner = info->flock_release != 0 ? info->lock_owner : 0;
+  serve(request, files_of(request).release(inode_of(inode), info->fh, flock_owner), answer_error);
+}
+
+FileLock::Type lock_type(int type) {
+  return type == F_RDLCK   ? FileLock::Type::shared
+         : type == F_WRLCK ? FileLock::Type::exclusive
+                           : FileLock::Type::none;
+}
+
+FileLock record_lock(const struct flock& given, const fuse_file_info& info) {
+  FileLock lock;
+  lock.type = lock_type(given.l_type);
+  lock.owner = info.lock_owner;
+  lock.pid = static_cast<std::uint32_t>(given.l_pid);
+  lock.first = static_cast<std::uint64_t>(given.l_start);
+  lock.last = given.l_len == 0 ? kLockToEnd : lock.first + static_cast<std::uint64_t>(given.l_len) - 1;
+  return lock;
+}
+
+void on_getlk(fuse_req_t request, fuse_ino_t inode, fuse_file_info* info, struct flock* given) {
+  serve(request, files_of(request).locks().test(inode_of(inode), record_lock(*given, *info)),
+        [](fuse_req_t to, const FileLocks::Tested& tested) {
+          if (tested.error != 0) return answer_error(to, tested.error);
+          const FileLock& lock = tested.lock;
+          struct flock answer {};
+          answer.l_type = lock.type == FileLock::Type::none     ? F_UNLCK
+                          : lock.type == FileLock::Type::shared ? F_RDLCK
+                                                                : F_WRLCK;
+          answer.l_whence = SEEK_SET;
+          answer.l_start = static_cast<off_t>(lock.first);
+          answer.l_len = lock.last == kLockToEnd ? 0 : static_cast<off_t>(lock.last - lock.first + 1);
+          answer.l_pid = static_cast<pid_t>(lock.pid);
+          fuse_reply_lock(to, &answer);
+        });
+}
+
+void on_interrupt(fuse_req_t request, void* data) {
+  files_of(request).locks().interrupt(*static_cast<FileLocks::Wait*>(data));
+}
+
+// May wait for hours: not counted among what is under way, and ended by a signal to the caller, or by the mount's end.
+void set_lock_of(fuse_req_t request, fuse_ino_t inode, const FileLock& lock, bool sleep, std::uint64_t handle) {
+  const auto wait = std::make_shared<FileLocks::Wait>();
+  if (sleep) fuse_req_interrupt_func(request, on_interrupt, wait.get());
+  FileSystem& files = files_of(request);
+  using Which = CallsBlock::Which;
+  const bool alone = files.begin() == 0;
+  const CallsBlock calls(glue_of(request).options.store_in_process ? Which::every : alone ? Which::lone : Which::none);
+  files.begin_locking();
+  start(files.lock(inode_of(inode), lock, sleep, wait, handle), [&files, request, wait, sleep](int error) {
+    // Returns only when no interrupt is being told of any more: `wait` may go.
+    if (sleep) fuse_req_interrupt_func(request, nullptr, nullptr);
+    answer_error(request, error);
+    files.end_locking();
+  });
+  files.end();
+}
+
+void on_setlk(fuse_req_t request, fuse_ino_t inode, fuse_file_info* info, struct flock* given, int sleep) {
+  set_lock_of(request, inode, record_lock(*given, *info), sleep != 0, info->fh);
+}
+
+void on_flock(fuse_req_t request, fuse_ino_t inode, fuse_file_info* info, int operation) {
+  FileLock lock;
+  lock.kind = FileLock::Kind::flock;
+  lock.type = (operation & LOCK_UN) != 0   ? FileLock::Type::none
+              : (operation & LOCK_EX) != 0 ? FileLock::Type::exclusive
+                                           : FileLock::Type::shared;
+  lock.owner = info->lock_owner;
+  lock.pid = static_cast<std::uint32_t>(fuse_req_ctx(request)->pid);
+  set_lock_of(request, inode, lock, (operation & LOCK_NB) == 0, info->fh);
 }
 
 void on_fsync(fuse_req_t request, fuse_ino_t inode, int, fuse_file_info*) {
@@ -536,6 +630,9 @@ const fuse_lowlevel_ops& fuse_operations() {
     ops.flush = on_flush;
     ops.release = on_release;
     ops.fsync = on_fsync;
+    ops.getlk = on_getlk;
+    ops.setlk = on_setlk;
+    ops.flock = on_flock;
     ops.opendir = on_opendir;
     ops.readdir = on_readdir;
     ops.readdirplus = on_readdirplus;

@@ -99,6 +99,10 @@ Result<void> parse_options(const std::string& list, MountOptions& options) {
       options.access_lists = false;
     else if (plain && name == "writeback")
       options.writeback = true;
+    else if (part == "local_lock=all" || (plain && name == "nolock"))
+      options.local_locks = true;
+    else if (part == "local_lock=none" || (plain && name == "lock"))
+      options.local_locks = false;
     else if (plain && name == "embed")
       options.embed = true;
     else if (plain && name == "dev")
@@ -147,7 +151,7 @@ Result<void> parse_options(const std::string& list, MountOptions& options) {
     } else if (!part.empty()) {
       return fail(Code::invalid, "-o ", base::escape(part),
                   ": no such option; known are ro, rw, allow_other, noallow_other, acl, writeback, "
-                  "dev, nodev, suid, nosuid, exec, noexec, nonempty, embed, uid=N, gid=N, umask=OCTAL, "
+                  "dev, nodev, suid, nosuid, exec, noexec, nonempty, embed, local_lock=all|none, uid=N, gid=N, umask=OCTAL, "
                   "attr_timeout=S, entry_timeout=S, threads=N, cluster=HOST:PORT, data=FOLDER");
     }
   }
@@ -299,6 +303,7 @@ Result<bool> serve_mount(zht::Client& client, const MountOptions& options, const
   glue.options.attribute_timeout = options.attribute_timeout;
   glue.options.access_lists = options.access_lists;
   glue.options.writeback = options.writeback;
+  glue.options.local_locks = options.local_locks;
   glue.options.uid = options.uid;
   glue.options.gid = options.gid;
   glue.options.umask = options.umask;

@@ -21,6 +21,7 @@ struct MountOptions {
   bool allow_other = true;  // other users than the one who mounts; needs root, or user_allow_other in fuse.conf
   bool access_lists = false;
   bool writeback = false;
+  bool local_locks = false;
   bool device_files = true;  // root only
   bool set_user_id = true;   // root only
   bool no_execute = false;
