@@ -264,7 +264,7 @@ Result<bool> next_frame(Bytes buffer, std::size_t max_size, Frame& frame) {
   if (version != kProtocolVersion)
     return fail(Code::unsupported, "frame of protocol version ", int{version}, ", this build speaks ", int{kProtocolVersion});
   const auto type = static_cast<std::uint8_t>(header[5]);
-  if (type < 1 || type > static_cast<std::uint8_t>(FrameType::goodbye))
+  if (type < 1 || type > static_cast<std::uint8_t>(FrameType::manager))
     return fail(Code::unsupported, "frame of type ", int{type}, " is not known");
   const std::uint64_t body = base::load<std::uint32_t>(header + 12);
   const std::uint64_t key = base::load<std::uint32_t>(header + 60);
@@ -433,6 +433,14 @@ void encode_outcome(std::string& out, const Outcome& outcome) {
 }
 
 Result<Outcome> decode_outcome(Bytes& in) { return decode_outcome_at(in, 0); }
+
+std::size_t begin_node_frame(std::string& out, FrameType type, std::uint64_t cluster) {
+  return begin(out, type, 0, 0, 0, 0, cluster, 0, 0, 0, 0);
+}
+
+void end_node_frame(std::string& out, std::size_t start, std::size_t gathered) {
+  finish(out, start, 0, out.size() - start - kHeaderSize + gathered, 0);
+}
 
 void encode_control(std::string& out, FrameType type, ControlKind kind, std::uint64_t request, Code status, Bytes message,
                     Bytes body) {

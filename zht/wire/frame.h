@@ -27,6 +27,8 @@ enum class FrameType : std::uint8_t {
   control_request = 3,  // op: ControlKind; value: a protobuf message of zht.proto
   control_reply = 4,
   goodbye = 5,          // the client ends: what was kept to recognise its retries may go; not answered
+  peer = 6,             // instance to instance: replication; not answered. first: the cluster both belong to
+  manager = 7,          // manager to manager: a ManagerMessage of zht.proto; not answered. first: as above
 };
 
 enum class ControlKind : std::uint8_t {
@@ -141,6 +143,11 @@ Result<Outcome> decode_outcome(const Frame& frame);
 // An outcome alone, as batches and the result table carry it.
 void encode_outcome(std::string& out, const Outcome& outcome);
 Result<Outcome> decode_outcome(Bytes& in);
+
+// Frames of type peer and manager: append the value's bytes between the two. `gathered`: bytes of the value that are not in
+// `out` but sent from elsewhere.
+std::size_t begin_node_frame(std::string& out, FrameType type, std::uint64_t cluster);
+void end_node_frame(std::string& out, std::size_t start, std::size_t gathered = 0);
 
 void encode_control(std::string& out, FrameType type, ControlKind kind, std::uint64_t request, Code status, Bytes message,
                     Bytes body);

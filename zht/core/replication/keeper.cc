@@ -104,7 +104,7 @@ void Keeper::on_change(NodeId from, const KeeperMessage& message, base::Time now
     ask.epoch = state.current.epoch;
     return send(from, std::move(ask));
   }
-  if (!next_view(state.current, message.change, options_.defects)) return tell(from, message.partition);
+  if (!next_of(message.partition, message.change)) return tell(from, message.partition);
   // One at a time: whoever wished for another change will wish again, for the view that comes of this one.
   if (!proposals_.contains(static_cast<std::uint32_t>(message.partition))) propose(message.partition, message.change, now);
 }
@@ -150,7 +150,7 @@ void Keeper::on_promise(NodeId from, const KeeperMessage& message) {
   proposal->votes.insert(from);
   if (!is_majority(proposal->votes)) return;
   // What may have been decided must be decided again; only where nothing was is the wish free.
-  proposal->value = proposal->best ? proposal->best : next_view(at(message.partition).current, proposal->change, options_.defects);
+  proposal->value = proposal->best ? proposal->best : next_of(message.partition, proposal->change);
   CHECK(proposal->value.has_value(), "the register has not moved since the change was checked");
   proposal->phase = Proposal::Phase::accept;
   proposal->votes.clear();
@@ -192,6 +192,12 @@ bool Keeper::is_open(NodeId from, const KeeperMessage& message) {
     send(from, std::move(ask));
   }
   return message.epoch == open;
+}
+
+std::optional<View> Keeper::next_of(PartitionId partition, const Change& change) const {
+  const View& current = at(partition).current;
+  if (static_cast<std::uint32_t>(partition) == options_.partitions) return next_enrolment(current, change);
+  return next_view(current, change, options_.defects);
 }
 
 Keeper::Proposal* Keeper::proposal_of(const KeeperMessage& message, Proposal::Phase phase) {

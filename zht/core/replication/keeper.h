@@ -51,6 +51,7 @@ struct KeeperMessage {
     refuse,    // ... no, `ballot` is promised
     accept,    // accept `view` at `ballot`?
     accepted,  // ... done
+    last = accepted
   };
   Kind kind = Kind::ask;
   PartitionId partition{0};
@@ -95,6 +96,7 @@ struct KeeperOptions {
   std::vector<NodeId> keepers;  // self among them
   base::Duration retry = std::chrono::milliseconds(30);  // a proposal is begun anew after this, and up to as much again
   Defects defects;
+  std::uint32_t partitions = ~std::uint32_t{0};  // the register after these is that of numbers (next_enrolment())
 };
 
 // One thread.
@@ -136,6 +138,7 @@ class Keeper {
   void on_accepted(NodeId from, const KeeperMessage& message);
   // Whether `message` is about the epoch that is open here; whoever is behind is helped up.
   bool is_open(NodeId from, const KeeperMessage& message);
+  std::optional<View> next_of(PartitionId partition, const Change& change) const;
   Proposal* proposal_of(const KeeperMessage& message, Proposal::Phase phase);
   void propose(PartitionId partition, const Change& change, base::Time now);
   void learn(PartitionId partition, const View& view);

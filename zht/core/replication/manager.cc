@@ -134,7 +134,8 @@ void Manager::plan(base::Time now) {
       home[one.instance] = node;
     }
   }
-  for (const Placed& one : balance(views_, places, options_.balancing)) {
+  const auto partitions = std::span(views_).first(std::min<std::size_t>(views_.size(), options_.partitions));
+  for (const Placed& one : balance(partitions, places, options_.balancing)) {
     const auto at = home.find(view(one.partition).primary.instance);
     if (at == home.end()) continue;
     if (at->second == options_.self) goals_.push_back(one);
@@ -152,6 +153,12 @@ std::uint64_t Manager::digest() const {
   std::uint64_t hash = 0;
   for (const View& view : views_) hash = (hash ^ number(view.epoch)) * 0x9e3779b97f4a7c15 + 1;
   return hash;
+}
+
+std::vector<Manager::Acquaintance> Manager::acquaintances(base::Time now) const {
+  std::vector<Acquaintance> out;
+  for (const auto& [node, known] : nodes_) out.push_back({&known.info, node == options_.self || lives(known, now)});
+  return out;
 }
 
 std::vector<Candidate> Manager::candidates(base::Time now) const {

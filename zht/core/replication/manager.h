@@ -21,6 +21,7 @@ struct NodeInfo {
   std::uint32_t rack = 0;
   bool room = true;      // its disk takes more
   bool leaving = false;  // wants to be emptied
+  std::string about;     // what else it tells of itself: the embedder's business
 };
 
 struct ManagerMessage {
@@ -42,6 +43,7 @@ struct ManagerOptions {
   base::Duration balance = std::chrono::seconds(1);
   BalanceOptions balancing;
   bool balances = true;
+  std::uint32_t partitions = ~std::uint32_t{0};  // of the views, the first so many are partitions'
 };
 
 // One thread.
@@ -65,6 +67,12 @@ class Manager {
   std::vector<Candidate> candidates(base::Time now) const;
   std::map<InstanceId, Site> sites() const;
   NodeInfo& self() { return nodes_[options_.self].info; }
+  // Every node that was ever heard of, this one too, and whether it is thought to live.
+  struct Acquaintance {
+    const NodeInfo* info;
+    bool lives;
+  };
+  std::vector<Acquaintance> acquaintances(base::Time now) const;
 
  private:
   struct Known {

@@ -77,6 +77,7 @@ std::string_view name_of(Change::Kind kind) {
     case Change::Kind::rejoin: return "rejoin";
     case Change::Kind::exited: return "exited";
     case Change::Kind::recover: return "recover";
+    case Change::Kind::enrol: return "enrol";
   }
   return "unknown";
 }
@@ -88,7 +89,8 @@ std::optional<View> next_view(const View& view, const Change& change, Defects de
   made.epoch = next(view.epoch);
   const bool by_primary = change.who == view.primary;
   switch (change.kind) {
-    case Kind::none: return {};
+    case Kind::none:
+    case Kind::enrol: return {};
     case Kind::promote:
       if (defects.has(Defect::promote_learner_blindly) && contains(view.learners, change.who)) {
         drop(made.learners, change.who);
@@ -134,6 +136,15 @@ std::optional<View> next_view(const View& view, const Change& change, Defects de
       break;
   }
   if (made.sync.empty() || !contains(made.sync, made.primary)) return {};
+  return made;
+}
+
+std::optional<View> next_enrolment(const View& view, const Change& change) {
+  if (change.base != view.epoch || change.kind != Change::Kind::enrol || change.who.incarnation == 0) return {};
+  View made;
+  made.epoch = next(view.epoch);
+  made.primary = {InstanceId{0}, change.who.incarnation};
+  made.sync = {made.primary};
   return made;
 }
 
