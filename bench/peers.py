@@ -170,12 +170,15 @@ def beanstalkd(durability, may_fetch, core=None):
 
 
 @contextlib.contextmanager
-def node(binaries, durability, core=None, instances=1, listen=None, resp=None):
-    """A node of our own in a fresh data folder; yields the folder."""
+def node(binaries, durability, core=None, instances=1, listen=None, resp=None, settings=""):
+    """A node of our own in a fresh data folder, with `settings` as its configuration file; yields the folder."""
     with folder() as place:
         data = os.path.join(place, "data")
+        config = os.path.join(place, "zht.toml")
+        with open(config, "w", encoding="utf-8") as file:
+            file.write(settings)
         argv = [os.path.join(binaries, "zht"), "serve", "--data", data, "--instances", str(instances),
-                "--durability", durability]
+                "--durability", durability, "--config", config]
         argv += ["--listen", listen] if listen else []
         argv += ["--resp", resp] if resp else []
         log = open(os.path.join(place, "log"), "wb")

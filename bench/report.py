@@ -3,13 +3,15 @@ import functools
 import glob
 import html
 import json
+import math
 import os
 import platform
+import re
 import sys
 
 TREE = os.path.realpath(os.path.join(os.path.dirname(__file__), ".."))
-OURS = {"novoht": "novoht", "store": "zht", "fs": "fusionfs", "tasks": "matrix", "queue": "fabriq"}
-LESS_IS_BETTER = ("us_per_op", "p50_us", "p99_us", "p999_us", "p9999_us", "p50_ms", "ram_mb", "disk_mb", "seconds", "max_over_mean")
+OURS = {"novoht": "novoht", "store": "zht", "scale": "zht", "cluster": "zht", "fs": "fusionfs", "tasks": "matrix", "queue": "fabriq"}
+LESS_IS_BETTER = ("us_per_op", "latency_us", "gap_ms", "pause_ms", "p50_us", "p99_us", "p999_us", "p9999_us", "p50_ms", "ram_mb", "disk_mb", "seconds", "max_over_mean")
 COLOURS = ["#1b6ca8", "#d1495b", "#8f9779", "#edae49", "#6c5b7b", "#66a182", "#9a8c98", "#2e4057", "#c06c84"]
 
 
@@ -46,6 +48,8 @@ def table(lines, ours):
     others = [s for s in systems if s not in mine]
     figures = {}
     for line in lines:
+        if line["metric"].startswith("share_"):
+            continue  # what words are made of
         figures.setdefault((line["row"], line["metric"]), {})[line["system"]] = line["value"]
     head = ["row", "metric", *mine, *others, *[f"{ours} / {s}" for s in others]]
     body = []
@@ -96,6 +100,86 @@ def plot(lines, metric, title):
     return "\n".join(out)
 
 
+def curves(series, title, x_title, y_title, log_x=False, log_y=False, marks=()):
+    """Lines over an axis as SVG. series: {name: [(x, y)]}; marks: [(x, text)], drawn as upright lines."""
+    points = [p for line in series.values() for p in line]
+    if not points:
+        return ""
+    scale = lambda value, log: math.log10(max(value, 1e-9)) if log else value  # noqa: E731
+    xs, ys = [scale(x, log_x) for x, _ in points], [scale(y, log_y) for _, y in points]
+    low_x, high_x, low_y, high_y = min(xs), max(xs), min(ys) if log_y else 0, max(ys)
+    left, top, width, height = 80, 60, 640, 320
+    place = lambda x, y: (left + width * (scale(x, log_x) - low_x) / ((high_x - low_x) or 1),  # noqa: E731
+                          top + height - height * (scale(y, log_y) - low_y) / ((high_y - low_y) or 1))
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width + 170}" height="{top + height + 60}" font-family="sans-serif" '
+           f'font-size="11"><rect width="100%" height="100%" fill="white"/><text x="10" y="20" font-size="14">{html.escape(title)}</text>',
+           f'<rect x="{left}" y="{top}" width="{width}" height="{height}" fill="none" stroke="#999"/>',
+           f'<text x="{left + width / 2}" y="{top + height + 40}" text-anchor="middle">{html.escape(x_title)}</text>',
+           f'<text x="14" y="{top - 12}">{html.escape(y_title)}</text>']
+    for i in range(5):
+        y = low_y + (high_y - low_y) * i / 4
+        shown = 10 ** y if log_y else y
+        at = top + height - height * i / 4
+        out.append(f'<text x="{left - 6}" y="{at + 4:.0f}" text-anchor="end">{number(shown)}</text>'
+                   f'<line x1="{left}" x2="{left + width}" y1="{at:.0f}" y2="{at:.0f}" stroke="#eee"/>')
+        x = low_x + (high_x - low_x) * i / 4
+        out.append(f'<text x="{left + width * i / 4:.0f}" y="{top + height + 18}" text-anchor="middle">{number(10 ** x if log_x else x)}</text>')
+    for at, text in marks:
+        x = place(at, 1)[0]
+        out.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{top + height}" stroke="#d1495b" stroke-dasharray="4"/>'
+                   f'<text x="{x + 3:.1f}" y="{top + 12}" fill="#d1495b">{html.escape(text)}</text>')
+    for i, (name, line) in enumerate(series.items()):
+        colour = COLOURS[i % len(COLOURS)]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*p) for p in line))
+        out.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        if len(line) <= 40:
+            out += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in (place(*p) for p in line)]
+        out.append(f'<rect x="{left + width + 16}" y="{top + 18 * i}" width="10" height="10" fill="{colour}"/>'
+                   f'<text x="{left + width + 30}" y="{top + 18 * i + 9}">{html.escape(name)}</text>')
+    out.append("</svg>\n")
+    return "\n".join(out)
+
+
+def nodes_of(row):
+    """How many nodes a row of `scale` is about; 0: none."""
+    found = re.fullmatch(r"(\d+)([KM]?) nodes?", row)
+    return int(found[1]) * {"": 1, "K": 1024, "M": 1 << 20}[found[2]] if found else 0
+
+
+def scale_plot(lines, metric):
+    series = {}
+    for line in lines:
+        if line["metric"] == metric and nodes_of(line["row"]):
+            series.setdefault(line["system"], []).append((nodes_of(line["row"]), line["value"]))
+    for line in series.values():
+        line.sort()
+    return curves(series, f"scale: {metric}", "nodes", metric, log_x=True, log_y=metric != "efficiency")
+
+
+PARTS = {"client": "the client's own work", "wire": "the way through more switches", "wake": "waking up", "service": "the instance's work",
+         "queue": "waiting behind other requests", "connect": "opening connections (a client keeps 256)", "copies": "the second copy"}
+
+
+def scale_words(lines):
+    """What bounds the store at 8K and 1M nodes: a sentence for each system, out of the shares."""
+    value = {(line["system"], line["row"], line["metric"]): line["value"] for line in lines}
+    said = []
+    for system in dict.fromkeys(line["system"] for line in lines):
+        for row in ("8K nodes", "1M nodes"):
+            efficiency, latency = value.get((system, row, "efficiency")), value.get((system, row, "latency_us"))
+            small = value.get((system, "2 nodes", "latency_us"))
+            if efficiency is None or (system, row, "share_wire") not in value:
+                continue
+            part = lambda at, name: value[(system, at, "share_" + name)] * value[(system, at, "latency_us")]  # noqa: E731
+            more = sorted(((part(row, name) - part("2 nodes", name), name) for name in PARTS), reverse=True)
+            told = ", ".join(f"{us:.1f} us {PARTS[name]}" for us, name in more[:3] if us > 0.05 * (latency - small))
+            paper = value.get(("paper", row, "efficiency"))
+            said.append(f"{system} at {row}: efficiency {efficiency:.0%}" + (f" (paper: {paper:.0%})" if paper else "") +
+                        f", {number(value[(system, row, 'ops_per_s')])} ops/s; {latency:.0f} us a request, {latency - small:.0f} more than at 2 "
+                        f"nodes, of which {told}.")
+    return "\n".join(said)
+
+
 def main(files):
     files = files or sorted(glob.glob(os.path.join(TREE, "build", "bench", "*.json")))
     if not files:
@@ -114,11 +198,16 @@ def main(files):
         for bench in dict.fromkeys(line["bench"] for line in lines):
             mine = [line for line in lines if line["bench"] == bench]
             print(f"## {bench}\n\n{table(mine, OURS.get(bench, bench))}\n")
+            if bench == "scale":
+                print(scale_words(mine) + "\n")
             for metric in dict.fromkeys(line["metric"] for line in mine):
+                if bench == "scale" and metric not in ("efficiency", "latency_us", "ops_per_s"):
+                    continue
                 target = f"{os.path.splitext(path)[0]}-{bench}-{metric}.svg"
                 better = "less is better" if metric in LESS_IS_BETTER else "more is better"
                 with open(target, "w", encoding="utf-8") as file:
-                    file.write(plot([line for line in mine if line["metric"] == metric], metric,
+                    file.write(scale_plot(mine, metric) if bench == "scale" else
+                               plot([line for line in mine if line["metric"] == metric], metric,
                                     f"{bench}: {metric} ({better}; each row to its own scale)"))
                 print(f"plot: {os.path.relpath(target)}")
             print()
