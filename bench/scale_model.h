@@ -59,7 +59,8 @@ struct Played {
 
 class Model {
  public:
-  Model(Costs costs, Network network, bool two_copies, std::uint64_t seed) : costs_(costs), network_(network), two_copies_(two_copies), random_(seed) {}
+  Model(Costs costs, Network network, bool two_copies, std::uint64_t seed)
+      : costs_(costs), network_(network), two_copies_(two_copies), random_(seed) {}
 
   // `requests` of each client; those of the first fifth are not counted.
   Played play(std::uint32_t nodes, std::uint32_t requests) {
