@@ -15,6 +15,7 @@
 #include "zht/client.h"
 #include "zht/client/channel.h"
 #include "zht/net/frame_server.h"
+#include "zht/net/peer_link.h"
 #include "zht/node.h"
 #include "zht/security/guard.h"
 
@@ -451,6 +452,52 @@ TEST_F(TlsTest, FilesThatDoNotFitAreNamed) {
   EXPECT_EQ(load("ca-node.pem", "strange-node.key", "ca.pem").code(), base::Code::invalid);
   EXPECT_EQ(load("none.pem", "ca-node.key", "ca.pem").code(), base::Code::invalid);
   EXPECT_EQ(load("ca-node.pem", "ca-node.key", "ca-node.key").code(), base::Code::invalid);
+}
+
+// Links between nodes: what they carry arrives whole, where both know the secret, and nowhere else.
+TEST_F(TlsTest, LinksBetweenNodesProveThemselvesToo) {
+  const auto message = [](std::size_t number) {
+    wire::Gathered out;
+    const std::size_t start = wire::begin_node_frame(out.bytes, wire::FrameType::peer, 1);
+    auto owner = std::make_shared<std::string>(std::string(number * 977 % 60'000, static_cast<char>('a' + number % 26)));
+    out.gather(*owner, owner);
+    wire::end_node_frame(out.bytes, start, out.pieces_size);
+    return out;
+  };
+  class Keeps final : public net::FrameHandler {
+   public:
+    std::size_t on_frames(net::ConnectionNumber, std::span<const wire::Frame> frames, std::string&) override {
+      for (const wire::Frame& frame : frames) got.emplace_back(frame.value);
+      return frames.size();
+    }
+    std::vector<std::string> got;
+  };
+  for (const Opener& own : {opener_of(secret()), opener("ca", "ca"), opener("ca", "ca", secret())}) {
+    net::EventLoop loop;
+    Keeps keeps;
+    net::FrameServer server(loop, keeps);
+    server.guard(own);
+    const std::string address = *server.listen_tcp("127.0.0.1:0");
+    net::PeerLinkOptions right, wrong;
+    right.opener = own;
+    wrong.opener = opener_of(secret("another secret of some length"));
+    net::PeerLink link(loop, right), stranger(loop, wrong);
+    link.lead_to(address);
+    stranger.lead_to(address);
+    std::vector<std::string> sent;
+    for (std::size_t i = 0; i < 100; i++) {
+      link.send(message(i));
+      stranger.send(message(i));
+      sent.emplace_back(i * 977 % 60'000, static_cast<char>('a' + i % 26));
+    }
+    loop.every(5ms, [&] {
+      if (keeps.got.size() >= sent.size() && !stranger.refusal().empty()) loop.stop();
+    });
+    loop.run();
+    EXPECT_EQ(keeps.got, sent);
+    EXPECT_EQ(stranger.counts().messages, 0u);
+    EXPECT_FALSE(stranger.up());
+  }
 }
 
 // A whole node over TLS and a secret: values of every size, many in flight, through the engine and the channels.

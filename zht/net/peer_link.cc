@@ -122,7 +122,7 @@ void PeerLink::open(const sockaddr* address, unsigned size) {
   state_ = State::connecting;
   loop_.after(options_.connect_timeout, [self = std::weak_ptr(self_), life = life_] {
     const auto alive = self.lock();
-    if (alive && (*alive)->life_ == life && (*alive)->state_ == State::connecting) (*alive)->broken();
+    if (alive && (*alive)->life_ == life && (*alive)->state_ != State::up) (*alive)->broken();
   });
 }
 
@@ -135,12 +135,86 @@ void PeerLink::on_ready(std::uint32_t events) {
     if (events & EPOLLOUT) established();
     return;
   }
+  if (state_ == State::proving) {
+    if ((events & EPOLLIN) != 0) return prove();
+    if (events & (EPOLLERR | EPOLLHUP | EPOLLRDHUP)) return broken();
+    if ((events & EPOLLOUT) != 0 && !send_sealed()) broken();
+    return;
+  }
   // Nothing is ever said in this direction: what comes is the end.
   if (events & (EPOLLERR | EPOLLHUP | EPOLLRDHUP)) return broken();
   if (events & EPOLLOUT) flush();
 }
 
 void PeerLink::established() {
+  if (!options_.opener) return came_up();
+  state_ = State::proving;
+  guard_ = std::make_unique<security::Guard>(options_.opener, security::Side::asker);
+  guard_->begin(sealed_);
+  loop_.change(descriptor_, EPOLLIN | EPOLLRDHUP, *this);
+  if (!send_sealed()) broken();
+}
+
+// What the other side says until both are proven. Messages wait meanwhile.
+void PeerLink::prove() {
+  char buffer[4096];
+  const ssize_t got = ::recv(descriptor_, buffer, sizeof buffer, 0);
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  if (got <= 0) {
+    refusal_ = "closed before it had proven itself";
+    return broken();
+  }
+  std::string plain;  // it has nothing to say
+  const auto received = guard_->receive({buffer, static_cast<std::size_t>(got)}, plain, sealed_);
+  if (!received) refusal_ = received.error().message;
+  if (!send_sealed() || !received) return broken();
+  if (!guard_->open()) return;
+  refusal_.clear();
+  if (guard_->transparent() && sealed_.empty()) guard_.reset();
+  loop_.change(descriptor_, EPOLLOUT | EPOLLRDHUP, *this);
+  came_up();
+}
+
+// False: the connection is lost. What the socket does not take waits for EPOLLOUT.
+bool PeerLink::send_sealed() {
+  while (sealed_sent_ < sealed_.size()) {
+    const ssize_t wrote = ::send(descriptor_, sealed_.data() + sealed_sent_, sealed_.size() - sealed_sent_, MSG_NOSIGNAL);
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote < 0 && errno != EAGAIN) return false;
+    if (wrote < 0) {
+      if (state_ == State::proving) loop_.change(descriptor_, EPOLLIN | EPOLLOUT | EPOLLRDHUP, *this);
+      else would_block();
+      return true;
+    }
+    sealed_sent_ += static_cast<std::size_t>(wrote);
+    counts_.bytes += static_cast<std::uint64_t>(wrote);
+  }
+  if (sealed_.capacity() > (std::size_t{1} << 20)) std::string().swap(sealed_);
+  sealed_.clear();
+  sealed_sent_ = 0;
+  return true;
+}
+
+void PeerLink::would_block() {
+  if (!std::exchange(blocked_, true)) loop_.change(descriptor_, EPOLLOUT | EPOLLRDHUP, *this);
+}
+
+// Through TLS, message by message.
+void PeerLink::flush_sealed() {
+  while (true) {
+    if (!send_sealed()) return broken();
+    if (!sealed_.empty()) return;
+    if (queue_.empty()) break;
+    const wire::Gathered& message = queue_.front();
+    if (!guard_->send(message.whole(), sealed_)) return broken();
+    queued_ -= message.size();
+    queue_.pop_front();
+    counts_.messages++;
+  }
+  if (std::exchange(blocked_, false)) loop_.change(descriptor_, EPOLLRDHUP, *this);
+}
+
+void PeerLink::came_up() {
   state_ = State::up;
   failures_ = 0;
   blocked_ = true;  // as far as the loop knows: it waits for room
@@ -149,6 +223,7 @@ void PeerLink::established() {
 }
 
 void PeerLink::flush() {
+  if (guard_) return flush_sealed();
   std::array<iovec, kPiecesAtOnce> pieces;
   while (!queue_.empty()) {
     std::size_t count = 0, first = sent_;
@@ -163,7 +238,7 @@ void PeerLink::flush() {
     if (wrote < 0 && errno == EINTR) continue;
     if (wrote < 0 && errno != EAGAIN) return broken();
     if (wrote < 0) {
-      if (!std::exchange(blocked_, true)) loop_.change(descriptor_, EPOLLOUT | EPOLLRDHUP, *this);
+      would_block();
       return;
     }
     counts_.bytes += static_cast<std::uint64_t>(wrote);
@@ -198,6 +273,9 @@ void PeerLink::close() {
   life_++;
   state_ = State::idle;
   blocked_ = false;
+  guard_.reset();
+  sealed_.clear();
+  sealed_sent_ = 0;
   if (descriptor_ < 0) return;
   loop_.remove(descriptor_, *this);
   ::close(std::exchange(descriptor_, -1));

@@ -17,16 +17,18 @@
 
 #include "novoht/base/random.h"
 #include "zht/net/event_loop.h"
+#include "zht/security/guard.h"
 #include "zht/wire/gathered.h"
 
 namespace zht::net {
 
 struct PeerLinkOptions {
   std::size_t queue_size = std::size_t{64} << 20;                // bytes waiting for the socket; one message more is dropped
-  base::Duration connect_timeout = std::chrono::seconds(1);
+  base::Duration connect_timeout = std::chrono::seconds(1);      // and for the proof
   base::Duration first_pause = std::chrono::milliseconds(5);     // between tries to connect, doubling, and up to half as
   base::Duration longest_pause = std::chrono::milliseconds(300); // much again by chance
   base::Duration dead = std::chrono::seconds(3);                 // what is sent and not acknowledged by the peer's kernel
+  security::Opener opener;                                       // what both sides prove first; null: nothing
 };
 
 struct PeerLinkCounts {
@@ -45,14 +47,21 @@ class PeerLink final : private Ready {
   void lead_to(const std::string& address);
   void send(wire::Gathered message);
   bool up() const { return state_ == State::up; }
+  // Why the last proof failed, such as another secret there; empty: it did not.
+  const std::string& refusal() const { return refusal_; }
   const PeerLinkCounts& counts() const { return counts_; }
 
  private:
-  enum class State : std::uint8_t { idle, resolving, connecting, up, resting };
+  enum class State : std::uint8_t { idle, resolving, connecting, proving, up, resting };
   void on_ready(std::uint32_t events) override;
   void connect();
   void open(const sockaddr* address, unsigned size);
   void established();
+  void prove();
+  void came_up();
+  bool send_sealed();
+  void would_block();
+  void flush_sealed();
   void flush();
   void broken();
   void rest();
@@ -71,6 +80,10 @@ class PeerLink final : private Ready {
   std::deque<wire::Gathered> queue_;
   std::size_t queued_ = 0;     // bytes
   std::size_t sent_ = 0;       // of the first message
+  std::unique_ptr<security::Guard> guard_;  // none: bytes go as they are
+  std::string sealed_;                      // with a guard: for the wire
+  std::size_t sealed_sent_ = 0;
+  std::string refusal_;
   PeerLinkCounts counts_;
   std::thread resolver_;
   std::shared_ptr<PeerLink*> self_ = std::make_shared<PeerLink*>(this);  // what the loop was given may outlive us
