@@ -53,6 +53,8 @@ namespace {
 
 constexpr char kStoreName[] = "STORE", kLockName[] = "LOCK";
 constexpr std::size_t kAhead = 16;                   // keys whose memory is fetched before it is needed
+constexpr std::size_t kTogether = 32;                // the same in prefetch_all(), where nothing else is done meanwhile
+constexpr std::size_t kWantedOfEntry = 512;
 constexpr std::uint32_t kDirectTables = 1 << 16;     // ids below are found by an array
 
 // A table and what is on disk of it.
@@ -184,11 +186,11 @@ class StoreImpl final : public Store, private core::SnapshotHost, private core::
   }
 
   void prefetch_all(std::span<const TableKey> keys) const override {
-    const TableState* states[kAhead];
-    std::uint64_t hashes[kAhead];
-    for (std::size_t begin = 0; begin < keys.size(); begin += kAhead) {
+    const TableState* states[kTogether];
+    std::uint64_t hashes[kTogether];
+    for (std::size_t begin = 0; begin < keys.size(); begin += kTogether) {
       std::size_t count = 0;
-      for (const TableKey& one : keys.subspan(begin, std::min(kAhead, keys.size() - begin))) {
+      for (const TableKey& one : keys.subspan(begin, std::min(kTogether, keys.size() - begin))) {
         const TableState* const state = tables_.find(one.table);
         if (state == nullptr) continue;
         state->table.prefetch();
@@ -273,6 +275,8 @@ class StoreImpl final : public Store, private core::SnapshotHost, private core::
     std::uint64_t hash;
     Version version;
     std::uint32_t size, head;  // of the record; of what comes before the change
+    // Of the entry, which an insert of a value as long as the one before overwrites; the first part of a long one will do.
+    std::size_t wanted() const { return std::clamp<std::size_t>(sizeof(Entry) + size - head + 56, 128, kWantedOfEntry); }
   };
   void defer(const Deferred& one);
   void settle_one() const;
@@ -570,7 +574,7 @@ void StoreImpl::defer(const Deferred& one) {
   deferred_[deferred_end_++ % kAhead] = one;
   if (deferred_end_ - deferred_begin_ > kAhead / 2) {
     const Deferred& next = deferred_[(deferred_end_ - kAhead / 2 - 1) % kAhead];
-    next.state->table.prefetch_entry(next.hash);
+    next.state->table.prefetch_entry(next.hash, next.wanted());
   }
 }
 
@@ -582,7 +586,7 @@ void StoreImpl::settle_one() const {
 
 void StoreImpl::settle_all() const {
   for (std::size_t i = deferred_begin_; i < deferred_end_; i++)
-    deferred_[i % kAhead].state->table.prefetch_entry(deferred_[i % kAhead].hash);
+    deferred_[i % kAhead].state->table.prefetch_entry(deferred_[i % kAhead].hash, deferred_[i % kAhead].wanted());
   while (deferred_begin_ < deferred_end_) settle_one();
   deferred_begin_ = deferred_end_ = 0;
 }

@@ -150,15 +150,16 @@ class Table {
   [[gnu::always_inline]] void prefetch_bucket(std::uint64_t hash) const {
     if (bucket_count_ != 0) __builtin_prefetch(home_bucket(hash));
   }
-  [[gnu::always_inline]] void prefetch_entry(std::uint64_t hash) const {
+  // `size`: how much of the entry. A value that is to be overwritten is wanted whole: where its memory is not in the cache, all
+  // that is written after it waits (a fifth of an insert's time at 132 bytes).
+  [[gnu::always_inline]] void prefetch_entry(std::uint64_t hash, std::size_t size = 128) const {
     if (bucket_count_ == 0) return;
     const Bucket& bucket = *home_bucket(hash);
     for (std::uint32_t bits = match(bucket.tags, tag_of(hash)); bits != 0; bits &= bits - 1) {
       const std::uint64_t slot = bucket.slots[__builtin_ctz(bits)];
       if (slot >> 48 != hash >> 48) continue;
       const char* const entry = reinterpret_cast<const char*>(entry_of(slot));
-      __builtin_prefetch(entry);
-      __builtin_prefetch(entry + 64);
+      for (const char* line = entry; line < entry + size; line += 64) __builtin_prefetch(line);
       return;
     }
   }

@@ -296,8 +296,8 @@ void Instance::on_replicated(ConnectionId from, const Frame& frame, const Operat
 
 std::size_t Instance::on_frames(ConnectionId from, std::span<const Frame> frames, std::string& out, std::size_t most) {
   const std::size_t had = out.size();
-  constexpr std::size_t kTogether = 32;
   std::array<novoht::TableKey, kTogether> keys;
+  std::array<Bytes, kTogether> notes;
   for (std::size_t begin = 0; begin < frames.size(); begin += kTogether) {
     const auto some = frames.subspan(begin, std::min(kTogether, frames.size() - begin));
     if (some.size() > 1) {
@@ -307,8 +307,10 @@ std::size_t Instance::on_frames(ConnectionId from, std::span<const Frame> frames
           keys[count++] = {TableId{frame.partition}, frame.key};
       store_->prefetch_all(std::span(keys).first(count));
     }
+    for (std::size_t i = 0; i < some.size(); i++) notes[i] = prepare_note(some[i], i);
     for (std::size_t i = 0; i < some.size(); i++) {
-      on_frame(from, some[i], out);
+      prepared_ = notes[i];
+      take(from, some[i], out);
       if (out.size() - had >= most) return begin + i + 1;
     }
   }
@@ -316,6 +318,19 @@ std::size_t Instance::on_frames(ConnectionId from, std::span<const Frame> frames
 }
 
 void Instance::on_frame(ConnectionId from, const Frame& frame, std::string& out) {
+  prepared_ = prepare_note(frame, 0);
+  take(from, frame, out);
+}
+
+// The note of what may be an insert is written well before it is copied into the log: numbers that are read again at once, in
+// wider pieces, have to wait until all writes before them have reached the cache.
+Bytes Instance::prepare_note(const Frame& frame, std::size_t place) {
+  if (static_cast<OpKind>(frame.op) != OpKind::insert) return {};
+  encode_insert_note(notes_[place].data(), frame.client(), frame.sequence(), frame.floor(), now_ms_, frame.value.size());
+  return {notes_[place].data(), kInsertNoteSize};
+}
+
+void Instance::take(ConnectionId from, const Frame& frame, std::string& out) {
   if (frame.type == wire::FrameType::goodbye) {
     results_->forget(frame.client(), now_ms_);
     return;
@@ -324,7 +339,13 @@ void Instance::on_frame(ConnectionId from, const Frame& frame, std::string& out)
     return answer_error(frame, fail(Code::invalid, "frame of type ", static_cast<int>(frame.type), " is not for an instance"), out);
   statistics_.operations++;
   statistics_.by_kind[frame.op < statistics_.by_kind.size() ? frame.op : 0]++;
+  if (frame.extra.empty()) return take_as(from, frame, plain_, out);
   OperationView operation;
+  take_as(from, frame, operation, out);
+}
+
+// `operation`: empty, or that of a request without extra fields, which sets the same fields as this one.
+void Instance::take_as(ConnectionId from, const Frame& frame, OperationView& operation, std::string& out) {
   if (auto decoded = wire::decode_operation(frame, operation); !decoded) return answer_error(frame, decoded.error(), out);
   const PartitionId partition{frame.partition};
   if (number_of(partition) >= partitions())
@@ -719,19 +740,29 @@ Result<Version> Instance::apply(PartitionId partition, std::span<const Change> c
 void Instance::do_insert(const Frame& frame, const OperationView& operation, std::string& out) {
   if (!admit(frame, out)) return;
   const PartitionId partition{frame.partition};
-  Note note{frame.client(), frame.sequence(), frame.floor(), now_ms_, {}};
-  note.recorded.kind = OpKind::insert;
-  note.recorded.present = true;
-  note.recorded.size = operation.value.size();
-  note.recorded.fragment_count = 1;
   const Change change = Change::insert(operation.key, operation.value, expiry_of(operation));
-  const auto applied = apply(partition, {&change, 1}, std::move(note));
-  if (!applied) return refuse(frame, operation.kind, std::move(applied).error(), out);
-  if (!watchers_.empty()) notify(partition, {&change, 1}, replica_, *applied);
+  Result<Version> version = Version{0};
+  if (replica_ != nullptr) {
+    Note note{frame.client(), frame.sequence(), frame.floor(), now_ms_, {}};
+    note.recorded.kind = OpKind::insert;
+    note.recorded.present = true;
+    note.recorded.size = operation.value.size();
+    note.recorded.fragment_count = 1;
+    version = apply(partition, {&change, 1}, std::move(note));
+  } else {
+    version = store_->apply(table_of(partition), {&change, 1}, prepared_, epochs_[frame.partition]);
+    if (version) {
+      statistics_.changes++;
+      changed_in_round_ = true;
+      results_->record_insert(partition, frame.client(), frame.sequence(), frame.floor(), now_ms_, operation.value.size(), *version);
+    }
+  }
+  if (!version) return refuse(frame, operation.kind, std::move(version).error(), out);
+  if (!watchers_.empty()) notify(partition, {&change, 1}, replica_, *version);
   const std::size_t start = wire::begin_reply(out, {.op = frame.op,
                                                     .flags = wire::kPresent,
                                                     .request = frame.request,
-                                                    .version = *applied,
+                                                    .version = *version,
                                                     .size = operation.value.size(),
                                                     .epoch = frame.epoch,
                                                     .partition = frame.partition});

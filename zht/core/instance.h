@@ -183,6 +183,9 @@ class Instance {
   void do_change(const wire::Frame& frame, const wire::OperationView& operation, std::string& out);
   // An insert without a condition needs no look at what is there.
   void do_insert(const wire::Frame& frame, const wire::OperationView& operation, std::string& out);
+  void take(ConnectionId from, const wire::Frame& frame, std::string& out);  // with `prepared_`
+  void take_as(ConnectionId from, const wire::Frame& frame, wire::OperationView& operation, std::string& out);
+  Bytes prepare_note(const wire::Frame& frame, std::size_t place);
   // Whether the request may be executed; otherwise it has been answered.
   bool admit(const wire::Frame& frame, std::string& out);
   Result<Version> apply(PartitionId partition, std::span<const novoht::Change> changes, Note&& note);
@@ -233,6 +236,10 @@ class Instance {
   bool changed_in_round_ = false;
   std::string failure_;
   std::string note_;  // scratch
+  wire::OperationView plain_;  // scratch, of requests without extra fields: most of it is never touched
+  static constexpr std::size_t kTogether = 32;  // frames prepared, then executed
+  std::array<std::array<char, 64>, kTogether> notes_;  // scratch, of inserts
+  Bytes prepared_;  // of notes_: that of the frame being executed, where that is an insert
   base::Time next_forget_{};
 };
 

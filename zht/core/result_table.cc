@@ -35,6 +35,19 @@ void encode_note(std::string& out, const Note& note) {
   encode_recorded(writer, note.recorded);
 }
 
+void encode_insert_note(char* to, std::uint64_t client, std::uint64_t sequence, std::uint64_t floor, std::uint64_t time_ms,
+                        std::uint64_t size) {
+  base::store(to, client);
+  base::store(to + 8, sequence);
+  base::store(to + 16, floor);
+  base::store(to + 24, time_ms);
+  to[32] = static_cast<char>(OpKind::insert);
+  to[33] = 1;
+  base::store(to + 34, size);
+  base::store(to + 42, std::uint32_t{1});
+  base::store(to + 46, std::uint32_t{0});
+}
+
 Result<Note> decode_note(Bytes bytes, Version version) {
   base::Reader reader(bytes);
   Note note;
@@ -73,10 +86,7 @@ ResultTable::Answer ResultTable::find(PartitionId partition, std::uint64_t clien
   return {room ? Verdict::fresh : Verdict::full, nullptr};
 }
 
-std::size_t ResultTable::Window::find(std::uint64_t sequence) const {
-  if (count_ == 0 || sequence <= first_) return 0;
-  if (sequence > last_) return count_;
-  if (dense()) return sequence - first_;
+std::size_t ResultTable::Window::search(std::uint64_t sequence) const {
   std::size_t low = 0, high = count_;
   while (low < high) {
     const std::size_t middle = low + (high - low) / 2;
@@ -101,31 +111,14 @@ void ResultTable::Window::insert(std::size_t index, Entry entry) {
   at(index) = std::move(entry);
 }
 
-void ResultTable::Window::drop_first(std::size_t count) {
-  if (count == 0) return;
-  const bool was_dense = dense();
-  head_ = (head_ + count) & (ring_.size() - 1);
-  count_ -= count;
-  if (count_ > 0) first_ = was_dense ? first_ + count : at(0).sequence;
-}
-
-void ResultTable::Session::mark(PartitionId partition) {
-  const auto number = static_cast<std::uint32_t>(partition);
-  if (partitions.size() <= number / 64) [[unlikely]]
-    partitions.resize(number / 64 + 1);
-  partitions[number / 64] |= std::uint64_t{1} << number % 64;
-}
-
 bool ResultTable::Session::marked(PartitionId partition) const {
   const auto number = static_cast<std::uint32_t>(partition);
   return number / 64 < partitions.size() && (partitions[number / 64] >> number % 64 & 1) != 0;
 }
 
-ResultTable::Session& ResultTable::session_of(std::uint64_t client) {
-  if (last_ == nullptr || last_client_ != client) {
-    last_ = &sessions_[client];
-    last_client_ = client;
-  }
+ResultTable::Session& ResultTable::find_session(std::uint64_t client) {
+  last_ = &sessions_[client];
+  last_client_ = client;
   return *last_;
 }
 
@@ -167,6 +160,16 @@ void ResultTable::record(PartitionId partition, Note note) {
   session.mark(partition);
   raise(session, note.floor);
   if (note.sequence > session.floor) keep(session, partition, note.sequence, std::move(note.recorded));
+}
+
+void ResultTable::keep_insert(Session& session, PartitionId partition, std::uint64_t sequence, std::uint64_t size, Version version) {
+  Recorded recorded;
+  recorded.kind = OpKind::insert;
+  recorded.present = true;
+  recorded.fragment_count = 1;
+  recorded.size = size;
+  recorded.version = version;
+  keep(session, partition, sequence, std::move(recorded));
 }
 
 void ResultTable::forget(std::uint64_t client, std::uint64_t now_ms) {

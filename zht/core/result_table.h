@@ -11,6 +11,7 @@
 // a late copy of a refused request cannot succeed after its client was told no. REPLICATION: exactly-once retries.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -38,6 +39,10 @@ struct Note {
   Recorded recorded;
 };
 void encode_note(std::string& out, const Note& note);
+// The same of an insert, to `to`.
+inline constexpr std::size_t kInsertNoteSize = 50;
+void encode_insert_note(char* to, std::uint64_t client, std::uint64_t sequence, std::uint64_t floor, std::uint64_t time_ms,
+                        std::uint64_t size);
 Result<Note> decode_note(Bytes note, Version version);
 
 class ResultTable {
@@ -59,6 +64,18 @@ class ResultTable {
   // new, but there is no room to remember its answer.
   Answer find(PartitionId partition, std::uint64_t client, std::uint64_t sequence, bool retry, std::uint64_t now_ms) const;
   void record(PartitionId partition, Note note);
+  // The same for an insert, as fast as it can be: nothing is gathered first to be copied.
+  void record_insert(PartitionId partition, std::uint64_t client, std::uint64_t sequence, std::uint64_t floor, std::uint64_t time_ms,
+                     std::uint64_t size, Version version) {
+    Session& session = session_of(client);
+    session.last_ms = std::max(session.last_ms, time_ms);
+    session.mark(partition);
+    if (floor > session.floor) raise(session, floor);
+    if (sequence <= session.floor) return;
+    if (sequence <= session.newest || session.entries.full()) return keep_insert(session, partition, sequence, size, version);
+    session.newest = sequence;
+    session.entries.append_insert(partition, sequence, size, version);
+  }
   // The client has said goodbye: no answer of its is needed any more, in any partition. For kGoodbyeMs more it is known to
   // have ended, so that a late copy of one of its requests is refused.
   void forget(std::uint64_t client, std::uint64_t now_ms);
@@ -85,15 +102,42 @@ class ResultTable {
     bool empty() const { return count_ == 0; }
     Entry& at(std::size_t index) { return ring_[(head_ + index) & (ring_.size() - 1)]; }
     const Entry& at(std::size_t index) const { return ring_[(head_ + index) & (ring_.size() - 1)]; }
-    std::size_t find(std::uint64_t sequence) const;  // the first that is not before it
+    bool full() const { return count_ == ring_.size(); }
+    std::size_t find(std::uint64_t sequence) const {  // the first that is not before it
+      if (count_ == 0 || sequence <= first_) return 0;
+      if (sequence > last_) return count_;
+      return dense() ? sequence - first_ : search(sequence);
+    }
     bool has(std::size_t index, std::uint64_t sequence) const {
       return index < count_ && (dense() ? first_ + index : at(index).sequence) == sequence;
     }
     void insert(std::size_t index, Entry entry);
-    void drop_first(std::size_t count);
+    // At the end, which is after all others; there is room.
+    void append_insert(PartitionId partition, std::uint64_t sequence, std::uint64_t size, Version version) {
+      Entry& entry = at(count_);  // has no `outcome`
+      entry.sequence = sequence;
+      entry.partition = partition;
+      entry.recorded.kind = OpKind::insert;
+      entry.recorded.refused = false;
+      entry.recorded.present = true;
+      entry.recorded.fragment_count = 1;
+      entry.recorded.size = size;
+      entry.recorded.version = version;
+      if (count_++ == 0) first_ = sequence;
+      last_ = sequence;
+    }
+    // Their outcomes have been cleared.
+    void drop_first(std::size_t count) {
+      if (count == 0) return;
+      const bool was_dense = dense();
+      head_ = (head_ + count) & (ring_.size() - 1);
+      count_ -= count;
+      if (count_ > 0) first_ = was_dense ? first_ + count : at(0).sequence;
+    }
     void release() { *this = {}; }
 
    private:
+    std::size_t search(std::uint64_t sequence) const;
     std::vector<Entry> ring_;  // a power of two
     std::size_t head_ = 0, count_ = 0;
     // Of the first and last entry, so that a window without gaps, as nearly all are, is searched without a look at the
@@ -108,13 +152,22 @@ class ResultTable {
     std::size_t outcomes = 0;  // entries that have one
     Window entries;
     std::vector<std::uint64_t> partitions;  // one bit each: where it has changed something
-    void mark(PartitionId partition);
+    void mark(PartitionId partition) {
+      const auto number = static_cast<std::uint32_t>(partition);
+      if (partitions.size() <= number / 64) [[unlikely]]
+        partitions.resize(number / 64 + 1);
+      partitions[number / 64] |= std::uint64_t{1} << number % 64;
+    }
     bool marked(PartitionId partition) const;
   };
-  Session& session_of(std::uint64_t client);
+  Session& session_of(std::uint64_t client) {
+    return last_ != nullptr && last_client_ == client ? *last_ : find_session(client);
+  }
+  Session& find_session(std::uint64_t client);
   void raise(Session& session, std::uint64_t to);
   void clear(Session& session, Recorded& recorded);
   void keep(Session& session, PartitionId partition, std::uint64_t sequence, Recorded recorded);
+  void keep_insert(Session& session, PartitionId partition, std::uint64_t sequence, std::uint64_t size, Version version);
 
   std::unordered_map<std::uint64_t, Session> sessions_;
   std::size_t outcome_bytes_ = 0;

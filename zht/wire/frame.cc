@@ -84,25 +84,23 @@ void encode_extra(std::string& out, const Operation& operation, std::uint64_t ti
 std::size_t begin(std::string& out, FrameType type, std::uint8_t op, std::uint8_t status, std::uint32_t flags,
                   std::uint64_t request, std::uint64_t first, std::uint64_t second, std::uint64_t third,
                   std::uint64_t epoch, std::uint32_t partition) {
+  // Straight to where they stay: numbers just written, read again in wider pieces to be copied, would have to wait until
+  // all writes before them have reached the cache.
   const std::size_t start = out.size();
-  char header[kHeaderSize];
+  out.resize(start + kHeaderSize);
+  char* const header = out.data() + start;
   base::store(header, kMagic);
   header[4] = static_cast<char>(kProtocolVersion);
   header[5] = static_cast<char>(type);
   header[6] = static_cast<char>(op);
   header[7] = static_cast<char>(status);
   base::store(header + 8, flags);
-  base::store(header + 12, std::uint32_t{0});
   base::store(header + 16, request);
   base::store(header + 24, first);
   base::store(header + 32, second);
   base::store(header + 40, third);
   base::store(header + 48, epoch);
   base::store(header + 56, partition);
-  base::store(header + 60, std::uint32_t{0});
-  base::store(header + 64, std::uint32_t{0});
-  base::store(header + 68, std::uint32_t{0});
-  out.append(header, kHeaderSize);
   return start;
 }
 
