@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <chrono>
+#include <thread>
 
 namespace novoht::core {
 namespace {
@@ -10,7 +12,10 @@ constexpr std::uint64_t kGrowTo = std::uint64_t{8} << 20;  // segments double up
 // A sync costs a third more where blocks are written for the first time, and a zero costs about as much as any byte: with
 // more than a sync for so many bytes of log, segments are zeroed beforehand.
 constexpr std::uint64_t kZeroBelow = std::uint64_t{64} << 10;
+// Between two pieces the thread rests, or where it shares a processor with the owner it would keep that one waiting for
+// milliseconds at a time.
 constexpr std::size_t kWarmPiece = std::size_t{128} << 10;
+constexpr auto kWarmRest = std::chrono::microseconds(100);
 }  // namespace
 
 class Log::Job final : public SyncJob {
@@ -128,8 +133,10 @@ Result<void> Log::take_prepared(Result<void> outcome) {
     warming_ = true;
     preparing_.then([this, file = spare_->file, size = spare_->size] {
       std::string piece(kWarmPiece, '\0');
-      for (std::uint64_t at = 0; at < size && warming_; at += piece.size())
+      for (std::uint64_t at = 0; at < size && warming_; at += piece.size()) {
         if (!file->read_at(at, piece.data(), piece.size())) return;
+        std::this_thread::sleep_for(kWarmRest);
+      }
     });
   }
   return {};
@@ -242,6 +249,7 @@ Result<bool> Log::drop_trimmed() {
 }
 
 void Log::close() {
+  warming_ = false;
   if (failed_) return;
   if (!dirty() && !marked_ && !segments_.empty()) {
     const std::size_t size = record_size({}, {}, 0);
