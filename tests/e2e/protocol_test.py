@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """zht/wire/PROTOCOL.md's worked example, sent to a live node byte for byte: it answers as the document says."""
+import json
 import os
 import re
 import socket
@@ -39,6 +40,33 @@ class Protocol(unittest.TestCase):
                     self.exchange(connection, sent, expected)
                 self.exchange(connection, *examples[-1])  # a retry
             self.assertEqual(box.out("zht", "lookup", "greeting"), "hi")
+
+    def test_the_datagrams_of_the_document(self):
+        with open(os.path.join(TREE, "zht", "wire", "PROTOCOL.md"), encoding="utf-8") as file:
+            lines = re.search(r"^```hex datagrams\n(.*?)^```", file.read(), re.MULTILINE | re.DOTALL)[1].splitlines()
+        runs = []  # [mark, bytes], a datagram each
+        for line in lines:
+            if not runs or runs[-1][0] != line[0]:
+                runs.append([line[0], b""])
+            runs[-1][1] += bytes.fromhex(line[1:])
+        self.assertEqual([mark for mark, _ in runs], [">", "<", ">", "<"])
+        stands_for = b"\xcc" * 8
+        with Sandbox() as box:
+            box.run("zht", "serve", "--background", "--instances", "1", "--listen", "127.0.0.1:0")
+            instance = json.loads(box.out("zht", "status", "--json"))["instances"][0]
+            host, port = instance["tcp"].rsplit(":", 1)
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as connection:
+                connection.settimeout(harness.DEADLINE)
+                connection.connect((host, int(port)))
+                cookie = b""
+                for (_, sent), (_, expected) in zip(runs[::2], runs[1::2]):
+                    connection.send(sent.replace(stands_for, cookie) if sent.startswith(stands_for) else sent)
+                    got = connection.recv(65536)
+                    cookie = cookie or got[:8]
+                    self.assertNotEqual(cookie, bytes(8))
+                    self.assertEqual(got.hex(" "), (cookie + expected[8:]).hex(" "))
+                    self.assertTrue(expected.startswith(stands_for))
+            self.assertEqual(box.out("zht", "lookup", "greeting"), "hello")
 
     def test_garbage_closes_only_its_own_connection(self):
         sent, expected = exchanges(os.path.join(TREE, "zht", "wire", "PROTOCOL.md"))[0]

@@ -193,7 +193,7 @@ class Redis(unittest.TestCase):
         # An argument too big is refused when it is announced, not when it has arrived.
         connection = self.connect()
         connection.sendall(b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$17000000\r\n")
-        self.assertIn(b"invalid bulk length", self.reply(connection))
+        self.assertIn(b"invalid bulk length: 17000000 bytes, the limit is 16777216", self.reply(connection))
         self.assertEqual(connection.recv(10), b"")
         self.assertEqual(self.ask(good, "GET", "k"), b"$1\r\nv\r\n")
         for words, says in ((("GET", "k" * 70000), b"-ERR"), (("GET", ""), b"-ERR"), (("SELECT", "1"), b"-ERR"), (("FLUSHALL",), b"-ERR"),

@@ -97,11 +97,8 @@ Plan set(Context& context) {
   for (std::size_t i = 3; i < command.size(); i++) {
     const std::string option = upper(command[i]);
     std::int64_t number = 0;
-    if (option == "NX")
-      nx = true;
-    else if (option == "XX")
-      xx = true;
-    else if ((option == "EX" || option == "PX") && i + 1 < command.size() && !timed &&
+    if (set_flag(option, {{"NX", &nx}, {"XX", &xx}})) continue;
+    if ((option == "EX" || option == "PX") && i + 1 < command.size() && !timed &&
              read_integer(command[i + 1], number) && read_expiry(option, number, 0, ttl)) {
       timed = true;
       i++;

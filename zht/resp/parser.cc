@@ -93,9 +93,11 @@ Parser::Step Parser::next(std::vector<std::string>& command) {
       if (!line(text))
         return buffer_.size() - at_ > kMaxInline ? fail("Protocol error: too big bulk count string") : Step::more;
       if (text.empty() || text[0] != '$') return fail("Protocol error: expected '$'");
-      if (!number(text.substr(1), bulk_) || bulk_ < 0 || static_cast<std::uint64_t>(bulk_) > max_bulk_)
-        return fail("Protocol error: invalid bulk length");
-      if (taken_ + static_cast<std::size_t>(bulk_) > max_command_) return fail("Protocol error: too big a command");
+      if (!number(text.substr(1), bulk_) || bulk_ < 0) return fail("Protocol error: invalid bulk length");
+      if (static_cast<std::uint64_t>(bulk_) > max_bulk_)
+        return fail("Protocol error: invalid bulk length: " + std::to_string(bulk_) + " bytes, the limit is " + std::to_string(max_bulk_));
+      if (taken_ + static_cast<std::size_t>(bulk_) > max_command_)
+        return fail("Protocol error: too big a command: its arguments may have " + std::to_string(max_command_) + " bytes together");
     }
     const auto size = static_cast<std::size_t>(bulk_);
     if (buffer_.size() - at_ < size + 2) return Step::more;

@@ -111,13 +111,8 @@ Result<void> Run::set(const Words& words) {
   std::int64_t at = 0;
   for (std::size_t i = 3; i < words.size(); i++) {
     const std::string option = upper(words[i]);
-    if (option == "NX")
-      nx = true;
-    else if (option == "XX")
-      xx = true;
-    else if (option == "GET")
-      get = true;
-    else if (option == "KEEPTTL" && !timed)
+    if (set_flag(option, {{"NX", &nx}, {"XX", &xx}, {"GET", &get}})) continue;
+    if (option == "KEEPTTL" && !timed)
       keep = true;
     else if ((option == "EX" || option == "PX" || option == "EXAT" || option == "PXAT") && i + 1 < words.size() &&
              !timed && !keep) {
@@ -257,15 +252,7 @@ Result<void> Run::expire(const Words& words, std::string_view unit) {
   bool nx = false, xx = false, gt = false, lt = false;
   for (std::size_t i = 3; i < words.size(); i++) {
     const std::string option = upper(words[i]);
-    if (option == "NX")
-      nx = true;
-    else if (option == "XX")
-      xx = true;
-    else if (option == "GT")
-      gt = true;
-    else if (option == "LT")
-      lt = true;
-    else
+    if (!set_flag(option, {{"NX", &nx}, {"XX", &xx}, {"GT", &gt}, {"LT", &lt}}))
       return refuse("ERR Unsupported option " + std::string(words[i]));
   }
   if (nx && (xx || gt || lt)) return refuse("ERR NX and XX, GT or LT options at the same time are not compatible");

@@ -90,6 +90,12 @@ std::string upper(std::string_view text) {
   return made;
 }
 
+bool set_flag(std::string_view option, std::initializer_list<std::pair<std::string_view, bool*>> flags) {
+  for (const auto& [name, flag] : flags)
+    if (option == name) return *flag = true;
+  return false;
+}
+
 std::string lower(std::string_view text) {
   std::string made(text);
   for (char& c : made) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;

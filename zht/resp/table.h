@@ -2,8 +2,10 @@
 // clients send, for COMMAND, and for finding the keys of a transaction.
 #pragma once
 
+#include <initializer_list>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace zht::resp {
@@ -28,6 +30,8 @@ std::string unknown_command(const Command& command);
 std::string wrong_arity(std::string_view name);
 
 std::string upper(std::string_view text);
+// Sets the one of `flags` that `option`, in upper case, names; false: none of them.
+bool set_flag(std::string_view option, std::initializer_list<std::pair<std::string_view, bool*>> flags);
 std::string lower(std::string_view text);
 
 // Redis's pattern language for KEYS and SCAN: * ? [a-z] [^a] and \ before any of them.
