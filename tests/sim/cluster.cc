@@ -10,12 +10,16 @@
 #include <variant>
 
 #include "novoht/base/memory_files.h"
+#include "tests/sim/frames.h"
+#include "zht/core/instance.h"
 #include "zht/core/replication/manager.h"
 
 namespace zht::sim {
 namespace {
 
 using namespace replication;
+using core::ConnectionId;
+using core::Instance;
 
 constexpr Micros ms = 1000, sec = 1000 * ms;
 constexpr int kNodes = 6, kSeeds = 4, kKeepers = 3, kClients = 6;  // nodes past the first kSeeds join later
@@ -66,10 +70,14 @@ class Node final : public ReplicationObserver {
 
   bool up = false, powered = true, known = false, leaving = false;
   Micros paused_until = 0;
-  base::MemoryFiles disk;
-  std::uint64_t incarnation = 1;
-  std::unique_ptr<SimStore> store;
-  std::unique_ptr<Replicator> replicator;
+  base::MemoryFiles disk, keeper_disk;
+  std::uint64_t incarnation = 1, boot = 1;
+  std::unique_ptr<SimStore> store;     // of the bare protocol
+  std::unique_ptr<Instance> instance;  // or else
+  Replicator* replicator = nullptr;
+  bool is_full() const { return full_; }
+  void set_full(bool full);
+  void check_tables(const char* when);
   std::unique_ptr<Manager> manager;
   std::unique_ptr<Keeper> keeper;
 
@@ -91,6 +99,15 @@ class Node final : public ReplicationObserver {
   };
 
   base::Time now() const;
+  base::WallTime wall() const { return base::from_millis(kWallMillis) + std::chrono::microseconds(local(world_now())); }
+  Micros world_now() const;
+  void open_instance();
+  void open_protocol();
+  void instance_round(const std::function<void()>& work);
+  void take_frames(Bytes frames);
+  void on_frame_request(int from, const Request& asked);
+  void note_alone();
+  void sync_instance();
   void round(const std::function<void()>& work);
   void finish(base::Time at);
   void sync_soon();
@@ -104,6 +121,7 @@ class Node final : public ReplicationObserver {
   void reply_retry(int to, const Request& request);
 
   void on_promoted(Member, PartitionId partition) override;
+  void on_appended(Member, PartitionId partition, const Entry& entry, Position previous) override;
   void on_committed(Member, PartitionId partition, Version first, Version last) override;
   void on_broken(Member, PartitionId, std::string_view what) override;
 
@@ -119,6 +137,16 @@ class Node final : public ReplicationObserver {
   std::uint64_t next_token_ = 1;
   bool syncing_ = false, finish_later_ = false;
   std::uint64_t marked_ = 0, unsynced_ = 0;
+  std::unique_ptr<Replicator> own_;  // of the bare protocol
+  bool full_ = false;
+  struct Asked {
+    int client;
+    Request request;
+  };
+  std::map<std::uint64_t, Asked> asked_;  // by the frame's number
+  std::uint64_t next_frame_ = 1;
+  std::string out_;                       // frames that may leave at the round's end
+  std::map<std::uint32_t, Position> seen_;  // by partition: where the log was after the last round
 };
 
 class Client {
@@ -158,6 +186,7 @@ class Cluster {
   void send(int from, int to, Packet packet);
   void learned(PartitionId partition, const View& view);
   void crash_point(int node);
+  bool crash_now(int node);
   void say(const char* format, ...) __attribute__((format(printf, 2, 3)));
   void bad(const char* kind, std::string text) { result.violations.push_back({kind, std::move(text)}); }
   void answered();
@@ -169,6 +198,7 @@ class Cluster {
   const RunOptions options;
   RunResult result;
   History history;
+  Ledger ledger;
   Micros now = 0, work_until = 0, stop_faults = 0;
   Timing timing;
   bool always = true;  // durability: else what was written is acknowledged, and power never fails
@@ -223,21 +253,21 @@ Node::Node(Cluster& world, int id) : world_(world), id_(id) {
   known = id < kSeeds;
 }
 
+Micros Node::world_now() const { return world_.now; }
+
 base::Time Node::now() const { return base::Time(std::chrono::microseconds(local(world_.now))); }
 
 void Node::start() {
   const Defects defects = world_.options.defects;
   up = powered = true;
   life_++;
-  syncing_ = finish_later_ = false;
+  syncing_ = finish_later_ = full_ = false;
   marked_ = unsynced_ = 0;
-  store = std::make_unique<SimStore>(disk, incarnation, defects);
-  const SimStore::Opened& opened = store->opened();
-  world_.say("start n%d.%llu with %zu entries%s%s", id_, static_cast<unsigned long long>(incarnation), opened.entries,
-             opened.torn ? ", torn" : "", opened.damaged ? ", DAMAGED" : "");
-  const Member self{InstanceId{static_cast<std::uint32_t>(id_)}, incarnation};
-  replicator = std::make_unique<Replicator>(self, world_.timing, *store, defects, this);
-  replicator->begin(now());
+  out_.clear();
+  asked_.clear();
+  if (world_.options.instances) open_instance();
+  else open_protocol();
+  const Member self = replicator->self();
   std::vector<View> views = world_.first;
   if (incarnation > 1 && !defects.has(Defect::same_incarnation)) views.assign(views.size(), View{});
   ManagerOptions options;
@@ -247,12 +277,12 @@ void Node::start() {
   options.balances = world_.partition_count > 1;
   std::vector<NodeId> peers;
   for (int i = 0; i < kSeeds; i++) peers.push_back(NodeId{static_cast<std::uint64_t>(i)});
-  NodeInfo info{options.self, incarnation << 32, {self}, static_cast<std::uint32_t>(id_ % 3), !store->full(), leaving};
+  NodeInfo info{options.self, incarnation << 32, {self}, static_cast<std::uint32_t>(id_ % 3), !full_, leaving};
   manager = std::make_unique<Manager>(options, info, views, peers, world_.random.next());
   if (id_ < kKeepers) {
     novoht::Options store_options;
     store_options.segment_size = 1 << 16;
-    auto opened_registers = novoht::Store::open(disk, "keeper", store_options);
+    auto opened_registers = novoht::Store::open(keeper_disk, "keeper", store_options);
     CHECK(opened_registers.has_value(), opened_registers ? "" : opened_registers.error().message);
     registers_ = *std::move(opened_registers);
     std::vector<Register> registers;
@@ -266,14 +296,77 @@ void Node::start() {
                                       std::move(registers), *register_store_, world_.random.next());
     for (std::uint32_t p = 0; p < world_.partition_count; p++) manager->adopt(PartitionId{p}, keeper->view(PartitionId{p}));
   }
-  for (std::uint32_t p = 0; p < world_.partition_count; p++) replicator->adopt(PartitionId{p}, manager->view(PartitionId{p}));
+  round([this] {
+    for (std::uint32_t p = 0; p < world_.partition_count; p++) {
+      if (instance) instance->adopt(PartitionId{p}, manager->view(PartitionId{p}));
+      else replicator->adopt(PartitionId{p}, manager->view(PartitionId{p}));
+    }
+  });
   tick();
+}
+
+void Node::open_protocol() {
+  store = std::make_unique<SimStore>(disk, incarnation, world_.options.defects);
+  const SimStore::Opened& opened = store->opened();
+  world_.say("start n%d.%llu with %zu entries%s%s", id_, static_cast<unsigned long long>(incarnation), opened.entries,
+             opened.torn ? ", torn" : "", opened.damaged ? ", DAMAGED" : "");
+  const Member self{InstanceId{static_cast<std::uint32_t>(id_)}, incarnation};
+  own_ = std::make_unique<Replicator>(self, world_.timing, *store, world_.options.defects, this);
+  replicator = own_.get();
+  replicator->begin(now());
+}
+
+void Node::open_instance() {
+  core::InstanceOptions options;
+  options.id = InstanceId{static_cast<std::uint32_t>(id_)};
+  options.clustered = true;
+  options.incarnation = incarnation;
+  options.boot = "boot " + std::to_string(boot);
+  options.durability = world_.always ? core::Durability::always : core::Durability::interval;
+  options.segment_size = 1 << 13;
+  options.log_floor = 0;
+  options.timing = world_.timing;
+  options.defects = world_.options.defects;
+  options.observer = this;
+  auto opened = Instance::open(disk, "store", options, procedures(), std::vector<View>(world_.partition_count));
+  CHECK(opened.has_value(), opened ? "" : opened.error().message);
+  instance = *std::move(opened);
+  replicator = &instance->replicator();
+  const core::ReplicatedStore::Opened& how = instance->opened();
+  world_.say("start n%d.%llu%s%s%s", id_, static_cast<unsigned long long>(incarnation), how.torn ? ", torn" : "",
+             how.sure ? "" : ", unsure", how.damaged ? (", DAMAGED: " + how.damage).c_str() : "");
+  world_.result.unsure += !how.sure;
+  world_.result.damaged += how.damaged;
+  for (std::uint32_t p = 0; p < world_.partition_count; p++) seen_[p] = instance->replicated_store().end(PartitionId{p});
+  check_tables("opened");
+}
+
+// Whatever brought them there, the tables are what they must be at the log's end.
+void Node::check_tables(const char* when) {
+  if (!instance || replicator->failed()) return;
+  for (std::uint32_t p = 0; p < world_.partition_count; p++) {
+    if (const Replica* const replica = replicator->look(PartitionId{p}); replica != nullptr && replica->importing()) continue;
+    const Position end = instance->replicated_store().end(PartitionId{p});
+    const std::string wrong = world_.ledger.compare(p, end, instance->replicated_store().tables());
+    if (wrong.empty()) continue;
+    world_.bad("tables are not what the log makes of them",
+               Cluster::name(id_) + " " + when + " partition " + std::to_string(p) + ": " + wrong);
+  }
+}
+
+void Node::set_full(bool full) {
+  full_ = full;
+  if (store) store->set_full(full);
+  if (instance) disk.set_capacity(full ? disk.used() : std::uint64_t{1} << 60);
 }
 
 void Node::stop(bool power) {
   up = false;
   life_++;
-  replicator.reset();
+  if (instance) world_.result.rewinds += instance->replicated_store().rewinds();
+  replicator = nullptr;
+  own_.reset();
+  instance.reset();
   keeper.reset();
   manager.reset();
   register_store_.reset();
@@ -282,8 +375,15 @@ void Node::stop(bool power) {
   waiting_.clear();
   registers_.reset();
   powered = !power && world_.options.scenario != RunOptions::Scenario::node_dies;
-  if (power) disk.crash(world_.random);
-  else disk.kill();
+  disk.set_capacity(std::uint64_t{1} << 60);
+  if (power) {
+    boot++;
+    disk.crash(world_.random);
+    keeper_disk.crash(world_.random);
+  } else {
+    disk.kill();
+    keeper_disk.kill();
+  }
 }
 
 void Node::tick() {
@@ -291,14 +391,16 @@ void Node::tick() {
   if (world_.now >= paused_until) {
     round([this] {
       NodeInfo& info = manager->self();
-      info.room = !store->full();
+      info.room = !full_;
       info.leaving = leaving;
       manager->tick(now());
       replicator->set_candidates(manager->candidates(now()));
       replicator->set_sites(manager->sites());
       if (keeper) keeper->tick(now());
-      replicator->tick();
+      if (instance) instance->on_tick();
+      else replicator->tick();
     });
+    if (instance && !world_.always && world_.random.chance(0.02)) sync_instance();
   }
   const Micros next = std::max(world_.now + between(world_.random, 8 * ms, 12 * ms), paused_until);
   world_.at(next, [this, life = life_] { if (life == life_) tick(); });
@@ -315,8 +417,14 @@ void Node::deliver(int from, const PacketPtr& packet) {
     return;
   }
   round([&] {
-    if (const auto* message = std::get_if<PeerMessage>(packet.get())) replicator->on_message(*message);
-    if (const auto* request = std::get_if<Request>(packet.get())) on_request(from, *request);
+    if (const auto* message = std::get_if<PeerMessage>(packet.get())) {
+      if (instance) instance->on_peer(*message);
+      else replicator->on_message(*message);
+    }
+    if (const auto* request = std::get_if<Request>(packet.get())) {
+      if (instance) on_frame_request(from, *request);
+      else on_request(from, *request);
+    }
     if (std::holds_alternative<GetViews>(*packet)) world_.send(id_, from, Views{manager->views()});
     if (const auto* message = std::get_if<ManagerMessage>(packet.get())) {
       manager->on_message(*message, now());
@@ -327,6 +435,7 @@ void Node::deliver(int from, const PacketPtr& packet) {
 
 // One round of a node's event loop: what came, then the disk, then what may be said.
 void Node::round(const std::function<void()>& work) {
+  if (instance) return instance_round(work);
   const base::Time begun = now();
   replicator->begin(begun);
   work();
@@ -353,6 +462,111 @@ void Node::round(const std::function<void()>& work) {
   });
 }
 
+void Node::instance_round(const std::function<void()>& work) {
+  const base::Time begun = now();
+  instance->begin_round(begun, wall());
+  work();
+  for (PeerMessage& message : instance->take_peer_messages())
+    world_.send(id_, static_cast<int>(static_cast<std::uint32_t>(message.to)), std::move(message));
+  const bool dirty = instance->dirty();
+  // What was said before the disk has it is said; what was to be said after that is not.
+  if (dirty && world_.crash_now(id_)) {
+    paused_until = world_.now + 1;
+    finish_later_ = true;
+    return;
+  }
+  const bool written = instance->end_round().has_value();
+  if (!written) {
+    world_.say("disk of n%d failed", id_);
+    out_.clear();
+  } else {
+    note_alone();
+  }
+  if (finish_later_) return;
+  const bool stall = world_.round_pause > 0 && world_.now < world_.stop_faults && world_.random.chance(world_.round_pause);
+  if (!stall) {
+    finish(now());
+    if (dirty && world_.random.chance(0.2)) world_.crash_point(id_);
+    return;
+  }
+  finish_later_ = true;
+  paused_until = std::max(paused_until, world_.now + between(world_.random, 50 * ms, 900 * ms));
+  const bool stale = world_.options.defects.has(Defect::lease_before_value);
+  world_.at(paused_until, [this, life = life_, begun, stale] {
+    if (life != life_) return;
+    finish_later_ = false;
+    finish(stale ? begun : now());
+  });
+}
+
+// What an instance wrote while it was alone in a view passed by its replica, and so by us; it is in the log.
+void Node::note_alone() {
+  for (std::uint32_t p = 0; p < world_.partition_count; p++) {
+    core::ReplicatedStore& held = instance->replicated_store();
+    const Position end = held.end(PartitionId{p});
+    Position& seen = seen_[p];
+    if (end == seen) continue;
+    if (end.sequence == 0 || world_.ledger.find(p, end) != nullptr) {
+      seen = end;
+      continue;
+    }
+    auto tail = held.tables().begin_tail(novoht::TableId{p}, seen.sequence);
+    const auto take = [&](const novoht::LogRecord& record) -> Result<void> {
+      const Position at{Epoch{record.epoch}, record.version};
+      if (world_.ledger.find(p, at) == nullptr)
+        if (const std::string wrong = world_.ledger.add(p, at, seen, record.changes, record.note); !wrong.empty())
+          world_.bad("a log with a wrong entry", Cluster::name(id_) + ": " + wrong);
+      seen = at;
+      world_.result.alone++;
+      return {};
+    };
+    Result<bool> more = tail ? Result<bool>(true) : Result<bool>(tail.error());
+    while (more && seen != end) more = (*tail)->next(1 << 20, take);
+    if (!more) world_.bad("a log that cannot be read", Cluster::name(id_) + ": " + more.error().message);
+    else world_.history.committed(p, world_.ledger, end, Cluster::name(id_));
+    seen = end;
+  }
+}
+
+void Node::sync_instance() {
+  if (!instance->dirty() || replicator->failed()) return;
+  auto job = instance->begin_sync();
+  if (!job) return;
+  instance->finish_sync((*job)->run());
+}
+
+void Node::on_frame_request(int from, const Request& asked) {
+  const std::uint64_t number = next_frame_++;
+  asked_[number] = {from, asked};
+  const std::string bytes = encode(asked, number, world_.partition_count);
+  const auto frame = wire::next_frame(bytes, wire::kMaxFrameSize);
+  CHECK(frame && *frame);
+  instance->on_frames(ConnectionId{static_cast<std::uint64_t>(from)}, {&**frame, 1}, out_);
+}
+
+void Node::take_frames(Bytes frames) {
+  while (!frames.empty()) {
+    const auto frame = wire::next_frame(frames, wire::kMaxFrameSize);
+    CHECK(frame && *frame, "an instance answers in frames");
+    frames.remove_prefix((*frame)->size);
+    const auto found = asked_.find((*frame)->request);
+    if (found == asked_.end()) {
+      world_.bad("answered twice, or what nobody asked", Cluster::name(id_));
+      continue;
+    }
+    const Asked asked = std::move(found->second);
+    asked_.erase(found);
+    std::string what;
+    const auto reply = decode(asked.request, **frame, what);
+    if (!reply) {
+      if (!replicator->failed()) world_.bad("an answer that may not be", Cluster::name(id_) + ": " + what);
+      continue;
+    }
+    if (reply->status == Status::retry) reply_retry(asked.client, asked.request);
+    else world_.send(id_, asked.client, *reply);
+  }
+}
+
 void Node::sync_soon() {
   syncing_ = true;
   const Micros when = world_.now + between(world_.random, 50, world_.slow_disk ? 60 * ms : 1500);
@@ -376,14 +590,18 @@ void Node::fail() {
 }
 
 void Node::finish(base::Time at) {
-  replicator->finish(at);
+  if (instance) instance->finish_round(at);
+  else replicator->finish(at);
   after_round();
 }
 
 void Node::after_round() {
-  for (PeerMessage& message : replicator->take_messages()) {
+  if (instance) {
+    take_frames(std::exchange(out_, {}));
+    for (const core::Send& send : instance->take_sends()) take_frames(send.frame);
+  }
+  for (PeerMessage& message : instance ? instance->take_peer_messages() : replicator->take_messages()) {
     const int to = static_cast<int>(static_cast<std::uint32_t>(message.to));
-    for (const SnapshotPiece& piece : message.pieces) world_.result.snapshots += piece.last;
     world_.send(id_, to, std::move(message));
   }
   for (const Released& one : replicator->take_released()) {
@@ -396,13 +614,15 @@ void Node::after_round() {
   for (const Wish& wish : replicator->take_wishes()) {
     manager->wish(wish);
   }
-  for (const ViewNews& one : replicator->take_news()) manager->adopt(one.partition, one.view);
+  for (const ViewNews& one : instance ? instance->take_news() : replicator->take_news()) manager->adopt(one.partition, one.view);
+  std::vector<std::pair<PartitionId, View>> adopt_later;
   for (int i = 0; i < 3; i++) {  // what one of them says may be news to another
     for (const Placed& one : manager->take_goals()) replicator->set_goal(one.partition, one.goal);
     for (PartitionId partition : manager->take_news()) {
       const View view = manager->view(partition);
       world_.learned(partition, view);
-      replicator->adopt(partition, view);
+      if (instance) adopt_later.emplace_back(partition, view);
+      else replicator->adopt(partition, view);
       if (!keeper) continue;
       KeeperMessage news;
       news.kind = KeeperMessage::Kind::view;
@@ -429,6 +649,11 @@ void Node::after_round() {
     const int to = static_cast<int>(message.to);
     world_.send(id_, to, std::move(message));
   }
+  if (!adopt_later.empty())
+    world_.at(world_.now, [this, adopt_later, life = life_] {
+      if (life != life_) return;
+      round([&] { for (const auto& [partition, view] : adopt_later) instance->adopt(partition, view); });
+    });
   // Who waits for a key at someone who no longer leads is sent away.
   for (auto& [partition, serving] : serving_) {
     Replica* const replica = replicator->find(PartitionId{partition});
@@ -551,16 +776,34 @@ void Node::on_promoted(Member, PartitionId partition) {
   world_.say("n%d leads partition %u with %s", id_, static_cast<unsigned>(partition), replicator->get(partition).story().c_str());
   // One that learns late of a view that is over leads nobody: it will find neither lease nor acknowledgement.
   if (manager == nullptr || replicator->get(partition).view().epoch < world_.latest(static_cast<std::uint32_t>(partition)).epoch) return;
+  if (instance) {
+    const auto p = static_cast<std::uint32_t>(partition);
+    world_.history.promoted(p, world_.ledger, replicator->get(partition).end(), Cluster::name(id_));
+    return check_tables("promoted");
+  }
   world_.history.promoted(static_cast<std::uint32_t>(partition), store->table(partition).log, Cluster::name(id_));
 }
 
 void Node::on_committed(Member, PartitionId partition, Version first_version, Version last) {
-  const PartitionTable& table = store->table(partition);
-  const Replica& replica = replicator->get(partition);
+  const Replica& replica = *replicator->look(partition);
   if (replica.role() == Replica::Role::primary && replica.view().sync.size() < std::min<std::size_t>(replica.view().need, world_.timing.sync_copies))
     world_.bad("committed with too few copies", Cluster::name(id_) + " entry " + std::to_string(last));
+  if (!store) {
+    const auto to = replica.position_of(last);
+    if (to) world_.history.committed(static_cast<std::uint32_t>(partition), world_.ledger, *to, Cluster::name(id_));
+    return;
+  }
+  const PartitionTable& table = store->table(partition);
   for (Version v = first_version; v <= last; v++)
     world_.history.committed(static_cast<std::uint32_t>(partition), table.log[v - 1], Cluster::name(id_));
+}
+
+void Node::on_appended(Member, PartitionId partition, const Entry& entry, Position previous) {
+  if (!instance) return;
+  const auto view = core::decode_entry(entry.payload);
+  CHECK(view.has_value());
+  const std::string wrong = world_.ledger.add(static_cast<std::uint32_t>(partition), entry.at, previous, view->changes, view->note);
+  if (!wrong.empty()) world_.bad("a log with a wrong entry", Cluster::name(id_) + ": " + wrong);
 }
 
 void Node::on_broken(Member, PartitionId, std::string_view what) { world_.bad("broken inside", Cluster::name(id_) + ": " + std::string(what)); }
@@ -587,6 +830,12 @@ void Client::next() {
     else request_.verb = std::array{Verb::lookup, Verb::lookup, Verb::insert, Verb::remove, Verb::cswap, Verb::cswap}[random.below(6)];
     request_.value = std::to_string(id_) + "." + std::to_string(sequence_ + 1) + ";";
     const auto& seen = seen_[{request_.partition, request_.key}];
+    if (world_.options.instances) {
+      const bool appended = request_.verb == Verb::append;
+      if (appended && random.chance(0.3)) request_.verb = random.chance(0.5) ? Verb::update : Verb::batch;
+      if (request_.verb == Verb::insert && random.chance(0.4)) request_.ttl_ms = 1 + random.below(400);
+      if (request_.verb == Verb::lookup) request_.eventual = random.chance(0.15);
+    }
     if (request_.verb == Verb::cswap) request_.expected = seen.first;
     if (request_.verb == Verb::watch) request_.after = seen.second;
   }
@@ -602,7 +851,10 @@ void Client::next() {
 
 void Client::post() {
   request_.epoch = view().epoch;
-  world_.send(id_, static_cast<int>(static_cast<std::uint32_t>(view().primary.instance)), request_);
+  const bool anywhere = request_.eventual && world_.random.chance(0.7);
+  const int to = anywhere ? static_cast<int>(world_.random.below(kNodes)) : static_cast<int>(static_cast<std::uint32_t>(view().primary.instance));
+  world_.send(id_, to, request_);
+  request_.again = true;
   const std::uint64_t timer = ++timer_;
   world_.at(world_.now + 120 * ms + between(world_.random, 0, 60 * ms), [this, timer] {
     if (timer != timer_ || !busy_) return;
@@ -696,6 +948,20 @@ Cluster::Cluster(std::uint64_t seed, const RunOptions& run) : random(seed * 2 + 
   weights_[random.below(weights_.size())] += 2;
   crash_point_ = random.chance(0.3) ? 0.01 * random.unit() : 0;
   pace_ = pick(0.3, 1.0, 1.0, 2.0);
+  const auto weigh = [&](Fault fault, int weight) { weights_[static_cast<std::size_t>(fault)] = weight; };
+  if (options.emphasis == RunOptions::Emphasis::power) {  // the power goes again and again, and disks are slow
+    always = power_ = slow_disk = true;
+    rot_allowed_ = false;
+    pace_ = 0.5;
+    weights_.fill(0);
+    weigh(Fault::power_primary, 1);
+    crash_point_ = 0.01;
+  }
+  if (options.emphasis == RunOptions::Emphasis::stalls) {  // processes stop between their work and their answers
+    round_pause = 0.002;
+    weigh(Fault::pause, 4);
+    weigh(Fault::isolate, 2);
+  }
   for (int i = 0; i < kNodes; i++) nodes.emplace_back(*this, i);
   for (int i = 0; i <= kClients; i++) {
     Client& client = clients.emplace_back(*this, kClientBase + i, i == kClients);
@@ -746,6 +1012,8 @@ RunResult Cluster::run() {
 void Cluster::send(int from, int to, Packet packet) {
   if (to < 0 || (to < kClientBase && to >= kNodes)) return;
   result.messages++;
+  if (const auto* peer = std::get_if<PeerMessage>(&packet))
+    for (const SnapshotPiece& piece : peer->pieces) result.snapshots += piece.last;
   if (from != to && (cut_.contains({from, to}) || random.chance(loss_))) return;
   const auto shared = std::make_shared<const Packet>(std::move(packet));
   if (options.messages) tell(from, to, *shared);
@@ -816,6 +1084,12 @@ void Cluster::crash_point(int node) {
   at(now + between(random, 0, 300), [this, node] { if (now < stop_faults) crash(node, power_ && random.chance(0.5)); });
 }
 
+bool Cluster::crash_now(int node) {
+  if (crash_point_ == 0 || now >= stop_faults || !random.chance(crash_point_ / 4)) return false;
+  at(now, [this, node] { crash(node, power_ && random.chance(0.7)); });
+  return true;
+}
+
 void Cluster::crash(int i, bool power) {
   Node& node = nodes[static_cast<std::size_t>(i)];
   if (!node.up) return;
@@ -843,11 +1117,19 @@ void Cluster::rot(int i) {
       return n != i && nodes[static_cast<std::size_t>(n)].up;
     });
   }
-  std::string contents = node.disk.contents(SimStore::kPath);
+  std::string path = SimStore::kPath;
+  if (options.instances) {
+    std::vector<std::string> files;
+    for (const std::string& one : node.disk.paths())
+      if (one.starts_with("store/log-") || one.starts_with("store/table-")) files.push_back(one);
+    if (files.empty()) return;
+    path = files[random.below(files.size())];
+  }
+  std::string contents = node.disk.contents(path);
   if (!rotten_.empty() || !others || contents.size() < 400 || !random.chance(0.5)) return;
   const std::size_t at_byte = random.below(contents.size());
   contents[at_byte] = static_cast<char>(contents[at_byte] ^ (1 << random.below(8)));
-  node.disk.put(SimStore::kPath, contents);
+  node.disk.put(path, contents);
   rotten_[i] = node.incarnation;
   say("rot in n%d at byte %zu of %zu", i, at_byte, contents.size());
 }
@@ -878,6 +1160,7 @@ void Cluster::restart(int i) {
   if (node.up) return;
   if (!options.defects.has(Defect::same_incarnation)) node.incarnation++;
   node.disk.fail_syncs(false);
+  node.keeper_disk.fail_syncs(false);
   node.start();
 }
 
@@ -936,14 +1219,15 @@ void Cluster::fault() {
       Node& node = nodes[static_cast<std::size_t>(i)];
       if (!node.up) break;
       say("disk of n%d is full", i);
-      node.store->set_full(true);
-      at(now + hold, [this, i] { if (nodes[static_cast<std::size_t>(i)].store) nodes[static_cast<std::size_t>(i)].store->set_full(false); });
+      node.set_full(true);
+      at(now + hold, [this, i] { if (nodes[static_cast<std::size_t>(i)].up) nodes[static_cast<std::size_t>(i)].set_full(false); });
       break;
     }
     case Fault::failing_disk: {
       Node& node = nodes[static_cast<std::size_t>(i)];
       if (!node.up || !power_) break;
       node.disk.fail_syncs(true);
+      node.keeper_disk.fail_syncs(true);
       // The process that fails to sync ends; what it had written since the last sync is not to be trusted.
       at(now + between(random, 50 * ms, 400 * ms), [this, i] { crash(i, true); });
       break;
@@ -1013,7 +1297,7 @@ void Cluster::heal() {
     Node& node = nodes[static_cast<std::size_t>(i)];
     node.paused_until = now;
     node.leaving = false;
-    if (node.store) node.store->set_full(false);
+    if (node.up) node.set_full(false);
     if (node.up && node.replicator->failed()) crash(i, true);
     if (!node.up && node.known) restart(i);
   }
@@ -1030,6 +1314,10 @@ void Cluster::judge() {
           say("n%d partition %u: view %s, %s", i, p, to_string(replica->view()).c_str(), replica->story().c_str());
     }
     bad("did not recover", where);
+  }
+  for (Node& node : nodes) {
+    if (node.up) node.check_tables("at the end");
+    if (node.instance) result.rewinds += node.instance->replicated_store().rewinds();
   }
   if (result.violations.size() < 20) history.judge();
   if (result.sole_copy_lost) result.violations.clear();

@@ -14,9 +14,14 @@ namespace zht::sim {
 
 struct RunOptions {
   Defects defects;
+  // What the nodes run: whole instances, with frames going in and out and a real store below; or the bare protocol over the
+  // simulator's own small store, whose entries, too, are the simulator's.
+  bool instances = true;
   double seconds = 5;    // of faults, in the simulation's time
   bool verbose = false;  // the story, on stdout
   bool messages = false;  // ... and what instances say to each other
+  // What the world does most: chance alone takes long to find some defects.
+  enum class Emphasis : std::uint8_t { none, power, stalls } emphasis = Emphasis::none;
   // One clean crash instead of faults: how long does nothing work?
   enum class Scenario : std::uint8_t { faults, node_dies, process_dies } scenario = Scenario::faults;
 };
@@ -24,7 +29,7 @@ struct RunOptions {
 struct RunResult {
   std::vector<Violation> violations;
   std::uint64_t operations = 0, answered = 0, given_up = 0, events = 0, views = 0, faults = 0;
-  std::uint64_t snapshots = 0, rewinds = 0, messages = 0;
+  std::uint64_t snapshots = 0, rewinds = 0, messages = 0, alone = 0, unsure = 0, damaged = 0;
   Micros longest_gap = 0;  // without any answer to anyone
   bool sole_copy_lost = false;  // the world destroyed what no protocol can save: not judged
 };

@@ -4,22 +4,23 @@ namespace zht::sim {
 namespace {
 
 using replication::Defect;
+using Emphasis = RunOptions::Emphasis;
 
 constexpr KnownDefect kKnown[] = {
     {"promote_learner_blindly", Defect::promote_learner_blindly, 300},
     {"acknowledge_early", Defect::acknowledge_early, 300},
-    {"acknowledge_unsynced", Defect::acknowledge_unsynced, 400},
+    {"acknowledge_unsynced", Defect::acknowledge_unsynced, 400, false, Emphasis::power},
     {"no_fence", Defect::no_fence, 300},
     {"drop_tail", Defect::drop_tail, 300},
-    {"no_lease", Defect::no_lease, 300},
+    {"no_lease", Defect::no_lease, 300, false},
     {"dirty_read", Defect::dirty_read, 300},
     {"few_copies", Defect::few_copies, 300},
     {"same_incarnation", Defect::same_incarnation, 300},
-    {"trust_damage", Defect::trust_damage, 300},
-    {"forget_loss", Defect::forget_loss, 400},
+    {"trust_damage", Defect::trust_damage, 300, false},
+    {"forget_loss", Defect::forget_loss, 400, false},
     {"keeper_unsynced", Defect::keeper_unsynced, 300},
     {"no_retry_table", Defect::no_retry_table, 300},
-    {"forget_refusals", Defect::forget_refusals, 400},
+    {"forget_refusals", Defect::forget_refusals, 400, false},
     {"keep_results_of_truncated", Defect::keep_results_of_truncated, 300},
     {"wake_uncommitted", Defect::wake_uncommitted, 300},
 };

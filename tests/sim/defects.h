@@ -5,7 +5,7 @@
 #include <span>
 #include <string>
 
-#include "zht/core/replication/defect.h"
+#include "tests/sim/cluster.h"
 
 namespace zht::sim {
 
@@ -13,6 +13,8 @@ struct KnownDefect {
   const char* name;
   replication::Defect defect;
   std::uint64_t seeds;
+  bool instances = true;  // what finds it: whole instances, or the bare protocol (RunOptions::instances)
+  RunOptions::Emphasis emphasis = RunOptions::Emphasis::none;
 };
 
 std::span<const KnownDefect> known_defects();

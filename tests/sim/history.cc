@@ -6,6 +6,7 @@ namespace zht::sim {
 
 std::size_t History::called(const Request& request, Micros now) {
   calls_.push_back({request, {}, now, -1});
+  if (request.changes()) began_[identity(request)] = now;
   return calls_.size() - 1;
 }
 
@@ -39,6 +40,43 @@ void History::committed(std::uint32_t partition, const EntryPtr& entry, const st
   states[sequence] = std::move(value);
 }
 
+void History::committed(std::uint32_t partition, const Ledger& ledger, Position to, const std::string& where) {
+  std::vector<Position>& log = places_[partition];
+  const std::string what = "partition " + std::to_string(partition) + " entry " + std::to_string(to.sequence) + " at " + where;
+  if (to.sequence <= log.size()) {
+    if (to.sequence > 0 && log[to.sequence - 1] != to) bad("members committed different entries", what);
+    return;
+  }
+  const auto path = ledger.path(partition, log.size(), to);
+  if (!path) return bad("committed what nobody made", what);
+  if (!path->empty() && path->front()->previous != (log.empty() ? Position{} : log.back()))
+    return bad("members committed different entries", what);
+  for (const Ledger::Item* item : *path) {
+    const Version version = item->at.sequence;
+    log.push_back(item->at);
+    if (item->client != 0) {
+      const Identity who{partition, item->client & 0xffff, item->sequence};
+      if (!where_.emplace(who, version).second)
+        bad("request executed twice", "client " + std::to_string(std::get<1>(who)) + " request " + std::to_string(item->sequence));
+      whose_[{partition, version}] = who;
+    }
+    for (const std::string& key : item->keys) {
+      const auto value = item->state.find(key);
+      states_[{partition, key.substr(key.find('}') + 1)}][version] =
+          value == item->state.end() ? std::nullopt : std::optional(*value->second.bytes);
+    }
+  }
+}
+
+void History::promoted(std::uint32_t partition, const Ledger& ledger, Position end, const std::string& where) {
+  const std::vector<Position>& all = places_[partition];
+  if (all.empty()) return;
+  const std::string what = "partition " + std::to_string(partition) + " entry " + std::to_string(all.size()) + " at " + where;
+  if (end.sequence < all.size()) return bad("new primary lacks a committed entry", what);
+  const auto path = ledger.path(partition, all.size() - 1, end);
+  if (!path || path->front()->at != all.back()) bad("new primary lacks a committed entry", what);
+}
+
 void History::promoted(std::uint32_t partition, const std::vector<EntryPtr>& log, const std::string& where) {
   const std::vector<EntryPtr>& all = log_[partition];
   for (std::size_t i = 0; i < all.size(); i++) {
@@ -48,14 +86,14 @@ void History::promoted(std::uint32_t partition, const std::vector<EntryPtr>& log
 }
 
 Version History::position(const Call& call) const {
-  if (!call.request.changes() || call.reply.status != Status::ok) return call.reply.version;
+  if (!call.request.changes() || call.reply.status != Status::ok) return std::max(call.reply.version, call.assigned);
   const auto found = where_.find(identity(call.request));
   return found == where_.end() ? 0 : found->second;
 }
 
 void History::judge() {
-  std::vector<std::pair<Micros, const Call*>> begins, ends;
-  for (const Call& call : calls_) {
+  std::vector<std::pair<Micros, Call*>> begins, ends;
+  for (Call& call : calls_) {
     if (call.ended < 0) continue;
     begins.emplace_back(call.began, &call);
     ends.emplace_back(call.ended, &call);
@@ -68,6 +106,7 @@ void History::judge() {
   for (const auto& [when, call] : begins) {
     for (; done < ends.size() && ends[done].first < when; done++) {
       const Call& over = *ends[done].second;
+      if (over.request.eventual) continue;
       Version& version = newest[{over.request.partition, over.request.key}];
       version = std::max(version, position(over));
     }
@@ -75,7 +114,26 @@ void History::judge() {
   }
 }
 
-void History::judge_call(const Call& call, Version least) {
+// An instance remembers no version of what is not there. The earliest state that such an answer can have seen is taken: then
+// those that began later have the most to choose from.
+bool History::assign(Call& call, Version least) {
+  const auto& states = states_[{call.request.partition, call.request.key}];
+  if (call.request.verb == Verb::watch) least = std::max(least, call.request.after);
+  auto state = states.upper_bound(least);
+  if (state == states.begin() ? least == 0 : !std::prev(state)->second.has_value()) {
+    call.assigned = least;
+    return true;
+  }
+  for (; state != states.end(); ++state) {
+    if (state->second) continue;
+    call.assigned = state->first;
+    const auto who = whose_.find({call.request.partition, state->first});
+    return who == whose_.end() || began_[who->second] <= call.ended;
+  }
+  return false;
+}
+
+void History::judge_call(Call& call, Version least) {
   const Request& request = call.request;
   const std::string what = "client " + std::to_string(request.client) + " request " + std::to_string(request.sequence) + " on " +
                            request.key + " in partition " + std::to_string(request.partition);
@@ -86,6 +144,12 @@ void History::judge_call(const Call& call, Version least) {
   if (changed && done == where_.end()) return bad("acknowledged change lost", what);
   if (refused && done != where_.end()) return bad("refused request was executed", what);
   auto& states = states_[{request.partition, request.key}];
+  if (request.eventual) least = 0;
+  if (!changed && call.reply.version == 0 && !places_[request.partition].empty()) {
+    if (!assign(call, least)) return bad("read of a state that never was", what + ": nothing there");
+    if (request.verb == Verb::cswap && !request.expected) bad("refused when it should have been executed", what);
+    return;
+  }
   const Version at = position(call);
   if (changed) {  // it must have been due
     const auto here = states.find(at);
@@ -97,6 +161,9 @@ void History::judge_call(const Call& call, Version least) {
   if (at < least)
     return bad(changed ? "change ordered before an earlier one" : "stale read",
                what + ": " + std::to_string(at) + " < " + std::to_string(least));
+  if (changed && (request.verb == Verb::update || request.verb == Verb::batch))
+    if (const auto made = states.find(at); made == states.end() || made->second != call.reply.value)
+      bad("answer of a change that was another", what);
   if (changed) return;
   std::optional<std::string> value;
   if (at != 0) {

@@ -9,13 +9,14 @@
 #include <string>
 #include <vector>
 
+#include "tests/sim/ledger.h"
 #include "tests/sim/sim_store.h"
 
 namespace zht::sim {
 
 using Micros = std::int64_t;  // of the simulation's own time
 
-enum class Verb : std::uint8_t { lookup, insert, remove, append, cswap, watch };
+enum class Verb : std::uint8_t { lookup, insert, remove, append, cswap, watch, update, batch };
 enum class Status : std::uint8_t { ok, not_found, mismatch, retry, expired, full };
 
 struct Request {
@@ -26,6 +27,9 @@ struct Request {
   Version after = 0;  // watch: satisfied by a later version
   std::uint64_t client = 0, sequence = 0, floor = 0;
   Epoch epoch{0};
+  std::uint64_t ttl_ms = 0;  // insert
+  bool eventual = false;     // lookup: of any member
+  bool again = false;        // it may have been sent before
   bool changes() const { return verb != Verb::lookup && verb != Verb::watch; }
 };
 
@@ -49,6 +53,10 @@ class History {
   void returned(std::size_t call, const Reply& reply, Micros now);
   // The entry was committed, somewhere; told again by every member.
   void committed(std::uint32_t partition, const EntryPtr& entry, const std::string& where);
+  // The same where the entries are the ledger's: all up to `to`.
+  void committed(std::uint32_t partition, const Ledger& ledger, Position to, const std::string& where);
+  // A new primary's log ends with `end`.
+  void promoted(std::uint32_t partition, const Ledger& ledger, Position end, const std::string& where);
   // A new primary's log: it must hold everything committed so far.
   void promoted(std::uint32_t partition, const std::vector<EntryPtr>& log, const std::string& where);
   void judge();
@@ -59,17 +67,22 @@ class History {
     Request request;
     Reply reply;
     Micros began = 0, ended = -1;
+    Version assigned = 0;  // of an answer that names none: it saw nothing there, and so did who asked after this version
   };
   using Key = std::pair<std::uint32_t, std::string>;
   using Identity = std::tuple<std::uint32_t, std::uint64_t, std::uint64_t>;  // partition, client, sequence
   static Identity identity(const Request& r) { return {r.partition, r.client, r.sequence}; }
   Version position(const Call& call) const;
-  void judge_call(const Call& call, Version least);
+  void judge_call(Call& call, Version least);
+  bool assign(Call& call, Version least);
   void bad(const char* kind, std::string text) { found_.push_back({kind, std::move(text)}); }
 
   std::vector<Violation>& found_;
   std::vector<Call> calls_;
   std::map<std::uint32_t, std::vector<EntryPtr>> log_;
+  std::map<std::uint32_t, std::vector<Position>> places_;
+  std::map<Identity, Micros> began_;
+  std::map<std::pair<std::uint32_t, Version>, Identity> whose_;
   std::map<Identity, Version> where_;
   std::map<Key, std::map<Version, std::optional<std::string>>> states_;
 };

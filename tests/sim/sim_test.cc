@@ -45,13 +45,29 @@ TEST_P(Seeds, HoldEveryInvariant) {
     sum.answered += result.answered;
     sum.views += result.views;
     sum.snapshots += result.snapshots;
+    sum.rewinds += result.rewinds;
+    sum.unsure += result.unsure;
   }
   // The runs were not idle.
   EXPECT_GT(sum.answered, each * 1000);
   EXPECT_GT(sum.views, each * 10);
   EXPECT_GT(sum.snapshots, each / 2);
+  if (is_long() || !kSanitized) {
+    EXPECT_GT(sum.rewinds, 0u);
+    EXPECT_GT(sum.unsure, 0u);
+  }
 }
 INSTANTIATE_TEST_SUITE_P(Slices, Seeds, testing::Range<std::uint64_t>(0, kSlices));
+
+// The same world over the bare protocol, whose disk takes its time.
+TEST(Protocol, HoldsEveryInvariant) {
+  RunOptions options;
+  options.instances = false;
+  const std::uint64_t seeds = is_long() ? 4'000 : kSanitized ? 20 : 200;
+  for (std::uint64_t seed = 1; seed <= seeds; seed++)
+    for (const Violation& one : run_cluster(seed, options).violations)
+      ADD_FAILURE() << one.kind << ": " << one.text << "\n  " << replay(seed, " --protocol");
+}
 
 class Defective : public testing::TestWithParam<KnownDefect> {};
 
@@ -59,6 +75,8 @@ TEST_P(Defective, IsFound) {
   if (kSanitized) GTEST_SKIP() << "not in a sanitizer's build";
   RunOptions options;
   options.defects = {GetParam().defect};
+  options.instances = GetParam().instances;
+  options.emphasis = GetParam().emphasis;
   for (std::uint64_t seed = 1; seed <= GetParam().seeds; seed++)
     if (!run_cluster(seed, options).violations.empty()) return;
   FAIL() << GetParam().name << " was not noticed in " << GetParam().seeds << " seeds";

@@ -1,6 +1,6 @@
 // Runs simulated clusters: one seed, one run, repeated exactly.
 //   zht_sim --seeds 1000 [--from 1] [--defect NAME] [--seconds 5] [--verbose | --messages]
-//           [--node-dies | --process-dies]
+//           [--protocol] [--power | --stalls] [--node-dies | --process-dies]
 //   zht_sim --list
 #include <algorithm>
 #include <cstdio>
@@ -26,6 +26,9 @@ int main(int argc, char** argv) {
     else if (flag == "--seconds") options.seconds = std::atof(value());
     else if (flag == "--verbose") options.verbose = true;
     else if (flag == "--messages") options.verbose = options.messages = true;
+    else if (flag == "--power") options.emphasis = RunOptions::Emphasis::power;
+    else if (flag == "--stalls") options.emphasis = RunOptions::Emphasis::stalls;
+    else if (flag == "--protocol") options.instances = false;
     else if (flag == "--node-dies") options.scenario = RunOptions::Scenario::node_dies;
     else if (flag == "--process-dies") options.scenario = RunOptions::Scenario::process_dies;
     else if (flag == "--defect") {
@@ -33,13 +36,16 @@ int main(int argc, char** argv) {
       const KnownDefect* const known = find_defect(defect);
       if (known == nullptr) return std::fprintf(stderr, "zht_sim: no defect \"%s\"; see --list\n", defect.c_str()), 2;
       options.defects = {known->defect};
+      options.instances = known->instances;
+      options.emphasis = known->emphasis;
     } else if (flag == "--list") {
       for (const KnownDefect& one : known_defects())
-        std::printf("%-28s found within %llu seeds\n", one.name, static_cast<unsigned long long>(one.seeds));
+        std::printf("%-28s found within %llu seeds%s\n", one.name, static_cast<unsigned long long>(one.seeds),
+                    one.instances ? "" : ", by the bare protocol");
       return 0;
     } else {
       std::fprintf(stderr, "zht_sim --seeds N [--from N] [--defect NAME] [--seconds S] [--verbose | --messages]\n"
-                           "        [--node-dies | --process-dies]\n"
+                           "        [--protocol] [--power | --stalls] [--node-dies | --process-dies]\n"
                            "zht_sim --list\n");
       return flag == "--help" ? 0 : 2;
     }
@@ -57,6 +63,10 @@ int main(int argc, char** argv) {
     sum.views += one.views;
     sum.faults += one.faults;
     sum.snapshots += one.snapshots;
+    sum.rewinds += one.rewinds;
+    sum.alone += one.alone;
+    sum.unsure += one.unsure;
+    sum.damaged += one.damaged;
     lost += one.sole_copy_lost;
     gaps.push_back(one.longest_gap);
     bad += !one.violations.empty();
@@ -71,10 +81,12 @@ int main(int argc, char** argv) {
   }
   std::sort(gaps.begin(), gaps.end());
   const auto count = [](std::uint64_t n) { return static_cast<unsigned long long>(n); };
-  std::printf("defect %s: %llu seeds, %llu bad | %llu operations, %llu answered, %llu given up | %llu views, %llu faults, %llu snapshots, "
-              "%llu events | longest gap p50 %lld p99 %lld max %lld ms | sole copy lost in %llu\n",
+  std::printf("defect %s: %llu seeds, %llu bad | %llu operations, %llu answered, %llu given up | %llu views, "
+              "%llu faults, %llu snapshots, %llu events, %llu rewinds, %llu alone, %llu unsure, %llu damaged | "
+              "longest gap p50 %lld p99 %lld max %lld ms | sole copy lost in %llu\n",
               defect.c_str(), count(seeds), count(bad), count(sum.operations), count(sum.answered), count(sum.given_up), count(sum.views),
-              count(sum.faults), count(sum.snapshots), count(sum.events), static_cast<long long>(gaps[gaps.size() / 2] / 1000),
+              count(sum.faults), count(sum.snapshots), count(sum.events), count(sum.rewinds), count(sum.alone), count(sum.unsure),
+              count(sum.damaged), static_cast<long long>(gaps[gaps.size() / 2] / 1000),
               static_cast<long long>(gaps[gaps.size() * 99 / 100] / 1000), static_cast<long long>(gaps.back() / 1000), count(lost));
   for (const auto& [kind, seen] : kinds)
     std::printf("    %-42s in %d seeds, first %llu\n", kind.c_str(), seen.first, count(seen.second));

@@ -687,6 +687,7 @@ bool Instance::admit(const Frame& frame, std::string& out) {
     answer_at_once(frame, fail(Code::invalid, "a change without the identity of its client"), out);
     return false;
   }
+  if (replica_ != nullptr && options_.defects.has(replication::Defect::no_retry_table)) return true;
   const auto seen = results_->find(PartitionId{frame.partition}, frame.client(), frame.sequence(), frame.flags & wire::kRetry, now_ms_);
   switch (seen.verdict) {
     case ResultTable::Verdict::fresh: break;
@@ -771,6 +772,7 @@ void Instance::do_insert(const Frame& frame, const OperationView& operation, std
 
 // Nothing changed. Remembered in this life, so that a copy of the request still under way cannot do otherwise.
 void Instance::remember_refusal(const Frame& frame, OpKind kind, const Outcome& outcome) {
+  if (options_.defects.has(replication::Defect::forget_refusals)) return;
   Note note{frame.client(), frame.sequence(), frame.floor(), now_ms_, {}};
   note.recorded.kind = kind;
   note.recorded.refused = true;

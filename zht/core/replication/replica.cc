@@ -226,9 +226,11 @@ bool Replica::serves(Epoch epoch) const {
 Result<Version> Replica::append(std::string payload, std::span<const std::uint64_t> keys) {
   CHECK(role() == Role::primary);
   const Version sequence = end_.sequence + 1;
+  const Position previous = end_;
   auto taken = take(std::make_shared<Entry>(Entry{{view_.epoch, sequence}, std::move(payload)}));
   full_ = !taken && taken.code() == Code::no_space;
   if (!taken) return std::move(taken).error();
+  host_.on_appended(partition_, *tail_.back(), previous);
   for (std::uint64_t key : keys) {
     touched_[key] = sequence;
     touched_order_.emplace_back(sequence, key);

@@ -84,6 +84,7 @@ class ReplicaHost {
   virtual void release(PartitionId partition, const Held& held, bool shown) = 0;
   // For whoever checks the protocol; nothing depends on them.
   virtual void on_promoted(PartitionId) {}
+  virtual void on_appended(PartitionId, const Entry&, Position /*previous*/) {}
   virtual void on_committed(PartitionId, Version /*first*/, Version /*last*/) {}
   virtual void on_broken(PartitionId, std::string_view) {}
 };

@@ -187,6 +187,9 @@ std::vector<PeerMessage> Replicator::take_messages() {
 void Replicator::on_promoted(PartitionId partition) {
   if (observer_ != nullptr) observer_->on_promoted(self_, partition);
 }
+void Replicator::on_appended(PartitionId partition, const Entry& entry, Position previous) {
+  if (observer_ != nullptr) observer_->on_appended(self_, partition, entry, previous);
+}
 void Replicator::on_committed(PartitionId partition, Version first, Version last) {
   if (observer_ != nullptr) observer_->on_committed(self_, partition, first, last);
 }

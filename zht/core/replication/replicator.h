@@ -37,6 +37,7 @@ class ReplicationObserver {
  public:
   virtual ~ReplicationObserver() = default;
   virtual void on_promoted(Member, PartitionId) {}
+  virtual void on_appended(Member, PartitionId, const Entry&, Position /*previous*/) {}  // by a primary
   virtual void on_committed(Member, PartitionId, Version /*first*/, Version /*last*/) {}
   virtual void on_broken(Member, PartitionId, std::string_view) {}
 };
@@ -94,6 +95,7 @@ class Replicator final : public ReplicaHost {
   Site site_of(InstanceId instance) const override;
   void release(PartitionId partition, const Held& held, bool shown) override { released_.push_back({partition, held.token, shown}); }
   void on_promoted(PartitionId partition) override;
+  void on_appended(PartitionId partition, const Entry& entry, Position previous) override;
   void on_committed(PartitionId partition, Version first, Version last) override;
   void on_broken(PartitionId partition, std::string_view what) override;
 
