@@ -129,6 +129,19 @@ class Measurement {
     in_own_process(arguments_, size, [&](const std::string& folder) { single(folder, pairs); });
     if constexpr (requires(Engine engine, std::vector<Pair> many) { engine.insert_many(many); })
       in_own_process(arguments_, size + "x16", [&](const std::string& folder) { batched(folder, pairs); });
+    if constexpr (requires(Engine engine, std::vector<Pair> many) { engine.insert_each(many); }) {
+      in_own_process(arguments_, size + "each", [&](const std::string& folder) {
+        Engine engine(folder, pairs, Use::plain);
+        std::vector<Pair> some;
+        timed(engine, "insert each x16", pairs, [&](std::size_t i) {
+          some.emplace_back(i);
+          if (some.size() < 16 && i + 1 < pairs) return;
+          engine.insert_each(some);
+          some.clear();
+        });
+        for (std::size_t i = 0; i < pairs; i += 7) require(engine.equals(Pair(i).key(), Pair(i).value()), "insert each x16: a wrong value");
+      });
+    }
   }
 
   // operation(i) for every pair, a round in between; the row is the mean.

@@ -122,6 +122,13 @@ class NovohtEngine {
     for (const Pair& pair : pairs) changes_.push_back(novoht::Change::insert(pair.key(), pair.value()));
     apply_many();
   }
+  // The same, each a record of its own.
+  void insert_each(std::span<const Pair> pairs) {
+    for (const Pair& pair : pairs) independent_.push_back({kTable, novoht::Change::insert(pair.key(), pair.value())});
+    versions_.resize(independent_.size());
+    require(store_->apply_many(independent_, versions_).has_value(), "apply_many failed");
+    independent_.clear();
+  }
   void append_many(std::span<const Pair> pairs) {
     for (const Pair& pair : pairs) changes_.push_back(novoht::Change::append(pair.key(), pair.value()));
     apply_many();
@@ -150,6 +157,8 @@ class NovohtEngine {
   std::vector<Bytes> keys_;
   std::vector<std::optional<novoht::ValueView>> found_;
   std::vector<novoht::Change> changes_;
+  std::vector<novoht::TableChange> independent_;
+  std::vector<novoht::Version> versions_;
   std::string copy_;
 };
 

@@ -126,11 +126,25 @@ std::uint64_t live_bytes(const Tables& tables) {
   return sum;
 }
 
+// What checkpoints of all unsaved tables may take beyond the ones they replace, at any time while they are made one after
+// another: those that grow, and the largest beside its predecessor.
+std::uint64_t checkpoint_room(const Tables& tables) {
+  constexpr std::uint64_t kFile = 4096;  // beside the entries, rounded as file systems do
+  std::uint64_t growth = 0, largest = 0;
+  tables.each([&](TableId, const TableState& state) {
+    if (!state.unsaved_from) return;
+    const std::uint64_t size = state.table.live_bytes() + 32 * state.table.count() + kFile;
+    if (size > state.checkpoint_bytes) growth += size - state.checkpoint_bytes;
+    largest = std::max(largest, std::min(size, state.checkpoint_bytes));
+  });
+  return growth + largest;
+}
+
 class StoreImpl final : public Store, private core::SnapshotHost, private core::ImportHost {
  public:
   StoreImpl(base::FileSystem& files, std::string folder, Options options)
       : files_(files), folder_(std::move(folder)), options_(options), arena_(files.threads()),
-        log_(files, folder_, options.segment_size, [this] { return live_bytes(tables_); }),
+        log_(files, folder_, options.segment_size, [this] { return live_bytes(tables_); }, [this] { return checkpoint_room(tables_); }),
         background_(files.threads()) {}
   ~StoreImpl() override {
     settle();
@@ -223,6 +237,8 @@ class StoreImpl final : public Store, private core::SnapshotHost, private core::
   Result<Version> apply(TableId table, std::span<const Change> changes, Bytes note, std::uint64_t epoch) override;
   Result<void> rewind(TableId table, Version to, std::uint64_t epoch, std::span<const Restored> restored) override;
 
+  Result<void> apply_many(std::span<const TableChange> changes, std::span<Version> versions) override;
+
   Result<void> flush() override {
     settle();
     return log_.flush();
@@ -311,8 +327,9 @@ class StoreImpl final : public Store, private core::SnapshotHost, private core::
   std::string path_of(std::string_view name) const { return folder_ + "/" + std::string(name); }
   Result<std::vector<std::string>> begin_folder();
   Result<void> load_checkpoint(const std::string& name, TableId table, Position& durable);
-  Result<void> replay(const core::Record& record, const core::RecordPlace& place);
-  Result<void> replay_changes(TableState& state, const core::Record& record, const core::RecordPlace& place);
+  Result<void> replay(const core::Record& record, const Change* change, std::uint64_t hash, const core::RecordPlace& place);
+  Result<void> replay_changes(TableState& state, const core::Record& record, const Change* change, std::uint64_t hash,
+                              const core::RecordPlace& place);
   Result<void> replay_rewind(TableState& state, const core::Record& record, const core::RecordPlace& place);
   void take_back(TableState& state, Version to, std::uint64_t epoch, Position position);
   bool may_be_deferred(const TableState& state, const Change& change, std::uint64_t epoch) const;
@@ -475,6 +492,34 @@ inline Version StoreImpl::apply_deferred(TableId table, TableState& state, std::
   defer({&state, to, hash, version, static_cast<std::uint32_t>(size),
          static_cast<std::uint32_t>(core::record_head_size(note, epoch))});
   return version;
+}
+
+Result<void> StoreImpl::apply_many(std::span<const TableChange> changes, std::span<Version> versions) {
+  CHECK(changes.size() == versions.size(), "apply_many(): as many places as changes");
+  std::fill(versions.begin(), versions.end(), Version{0});
+  for (std::size_t begin = 0; begin < changes.size(); begin += kAhead) {
+    const auto some = changes.subspan(begin, std::min(kAhead, changes.size() - begin));
+    TableState* states[kAhead];
+    std::uint64_t hashes[kAhead];
+    for (std::size_t i = 0; i < some.size(); i++) {
+      states[i] = tables_.find(some[i].table);
+      hashes[i] = core::Table::hash(some[i].change.key);
+      if (states[i] != nullptr) states[i]->table.prefetch_bucket(hashes[i]);
+    }
+    for (std::size_t i = 0; i < some.size(); i++) {
+      const Change& change = some[i].change;
+      const std::size_t size = core::padded(core::kRecordHeaderSize + core::change_size(change));
+      // No epoch given: the table's own must be none.
+      if (states[i] != nullptr && may_be_deferred(*states[i], change, 0) && log_.has_room(size)) [[likely]] {
+        versions[begin + i] = apply_deferred(some[i].table, *states[i], hashes[i], change, {}, 0, size);
+        continue;
+      }
+      TRY_LET(version, apply_any(some[i].table, std::span(&change, 1), {}, 0));
+      versions[begin + i] = version;
+      for (std::size_t later = i + 1; later < some.size(); later++) states[later] = tables_.find(some[later].table);
+    }
+  }
+  return {};
 }
 
 Result<Version> StoreImpl::apply_any(TableId table, std::span<const Change> changes, Bytes note, std::uint64_t epoch) {
@@ -941,7 +986,8 @@ Result<bool> StoreImpl::step() {
   auto prepared = log_.prepare();
   starved_ = !prepared && prepared.code() == Code::no_space;
   TRY_LET(more, compact_some());
-  if (!more) TRY(prepared);
+  // While a checkpoint is on its way to make room, the want of it is no failure that calls for a pause.
+  if (!more && !(starved_ && (checkpoint_ != nullptr || background_.running()))) TRY(prepared);
   return more;
 }
 
@@ -1085,7 +1131,8 @@ Result<bool> StoreImpl::maintain(base::Duration budget) {
     return false;
   }
   const auto end = std::chrono::steady_clock::now() + budget;
-  for (;;) {
+  constexpr int kStepsStarved = 16;  // at least: while writes are refused for want of room, nothing is more urgent
+  for (int steps = 1;; steps++) {
     auto more = step();
     if (!more) {
       // A full disk is not tried again at every call: the pauses double.
@@ -1096,7 +1143,8 @@ Result<bool> StoreImpl::maintain(base::Duration budget) {
       return more;
     }
     next_rest_ = 1;
-    if (!*more || std::chrono::steady_clock::now() >= end) return more;
+    if (!*more) return more;
+    if (std::chrono::steady_clock::now() >= end && !(starved_ && steps < kStepsStarved)) return more;
   }
 }
 
@@ -1202,7 +1250,8 @@ Result<void> StoreImpl::load_checkpoint(const std::string& name, TableId table, 
   return {};
 }
 
-Result<void> StoreImpl::replay(const core::Record& record, const core::RecordPlace& place) {
+Result<void> StoreImpl::replay(const core::Record& record, const Change* change, std::uint64_t hash,
+                               const core::RecordPlace& place) {
   if (record.type == core::RecordType::mark || record.type == core::RecordType::trim) return {};
   const auto number = static_cast<std::uint32_t>(record.table);
   const auto loaded = loaded_.find(number);
@@ -1223,7 +1272,7 @@ Result<void> StoreImpl::replay(const core::Record& record, const core::RecordPla
     gaps_.emplace(number, base::fail(Code::corrupt, place.path, " offset ", place.offset, ": table ", number, " version ",
                                      record.version, ", expected ", state.version + 1, ": records are missing before"));
   }
-  TRY(replay_changes(state, record, place));
+  TRY(replay_changes(state, record, change, hash, place));
   if (over_limit()) [[unlikely]]
     if (replayed_since_ += record.size; replayed_since_ > options_.maintain_slice) keep_limit_while_opening();
   state.version = record.version;
@@ -1234,9 +1283,14 @@ Result<void> StoreImpl::replay(const core::Record& record, const core::RecordPla
   return {};
 }
 
-Result<void> StoreImpl::replay_changes(TableState& state, const core::Record& record, const core::RecordPlace& place) {
+Result<void> StoreImpl::replay_changes(TableState& state, const core::Record& record, const Change* change, std::uint64_t hash,
+                                       const core::RecordPlace& place) {
   const auto loaded = loaded_.find(static_cast<std::uint32_t>(record.table));
   const bool fuzzy = loaded != loaded_.end() && record.version <= loaded->second.end;
+  if (change != nullptr && !fuzzy) {
+    core::replay_change(state.table, *change, hash, record.version);
+    return {};
+  }
   if (!core::replay_changes(state.table, record.changes, record.change_count, record.version, fuzzy))
     return base::fail(Code::corrupt, place.path, " offset ", place.offset, ": a record with malformed changes");
   return {};
@@ -1294,7 +1348,9 @@ Result<void> StoreImpl::recover() {
     void approach(const core::Record& record, std::uint64_t hash) override {
       if (const TableState* const state = store.tables_.find(record.table)) state->table.prefetch_entry(hash);
     }
-    Result<void> take(const core::Record& record, const core::RecordPlace& place) override { return store.replay(record, place); }
+    Result<void> take(const core::Record& record, const Change* change, std::uint64_t hash, const core::RecordPlace& place) override {
+      return store.replay(record, change, hash, place);
+    }
     StoreImpl& store;
   } sink(*this);
   TRY_LET(scan, core::scan_log(files_, folder_, names, id_, durable, options_.read_only, sink));

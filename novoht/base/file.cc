@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -168,6 +169,11 @@ class RealLock final : public FileLock {
 
 class RealFiles final : public FileSystem {
  public:
+  std::uint64_t free_bytes(const std::string& folder) override {
+    struct statvfs about {};
+    if (::statvfs(folder.c_str(), &about) != 0) return UINT64_MAX;
+    return std::uint64_t{about.f_bavail} * about.f_frsize;
+  }
   Result<std::unique_ptr<File>> open(const std::string& path, OpenMode mode) override {
     int flags = O_CLOEXEC;
     switch (mode) {

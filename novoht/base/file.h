@@ -67,6 +67,11 @@ class FileSystem {
   virtual Result<std::vector<std::string>> list(const std::string& folder) = 0;  // names, sorted
   virtual Result<void> make_folder(const std::string& path) = 0;                 // and its parents; fine when there
   virtual Result<void> sync_folder(const std::string& path) = 0;                 // names survive a loss of power
+  // Bytes that files in `folder` may still take, as far as that can be told; UINT64_MAX where it cannot.
+  virtual std::uint64_t free_bytes(const std::string& folder) {
+    (void)folder;
+    return UINT64_MAX;
+  }
   // Whether work may be handed to other threads. Not where a run must repeat exactly (MemoryFiles).
   virtual bool threads() const { return true; }
   // Takes the file's exclusive lock, made when absent. conflict when another process (or File) holds it; the message

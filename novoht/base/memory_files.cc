@@ -254,6 +254,12 @@ Result<std::unique_ptr<FileLock>> MemoryFiles::lock(const std::string& path) {
   return std::unique_ptr<FileLock>(new Lock(state_, path));
 }
 
+std::uint64_t MemoryFiles::free_bytes(const std::string&) {
+  std::scoped_lock lock(state_->mutex);
+  if (state_->capacity == UINT64_MAX) return UINT64_MAX;
+  return state_->capacity - std::min(state_->capacity, state_->used());
+}
+
 void MemoryFiles::stop_at(std::uint64_t number) {
   std::scoped_lock lock(state_->mutex);
   state_->stop_at = number;

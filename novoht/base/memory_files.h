@@ -42,6 +42,7 @@ class MemoryFiles final : public FileSystem {
   Result<std::unique_ptr<FileLock>> lock(const std::string& path) override;
 
   bool threads() const override { return false; }
+  std::uint64_t free_bytes(const std::string& folder) override;
 
   // --- faults ---
   // Operation `number` (from 1, see operations()) is done in part and fails with io, as does every later one until

@@ -55,7 +55,12 @@ void Log::fail_with(base::Error error) {
 Result<char*> Log::room_slowly(std::size_t size) {
   if (failed_) return failure_;
   if (pending_size_ >= kFlushAt) TRY(flush());
-  if (segments_.empty() || offset_ + size > segments_.back().size) TRY(begin_segment(size));
+  if (segments_.empty() || offset_ + size > segments_.back().size) {
+    if (auto begun = begin_segment(size); !begun) {
+      if (begun.code() == Code::no_space) refused_size_ = size;
+      return std::move(begun).error();
+    }
+  }
   TRY(make_space(size));
   return pending_.get() + pending_size_;
 }
@@ -77,6 +82,22 @@ std::uint64_t Log::next_size(std::size_t record_size, bool small) const {
   size = std::min(std::max(size, kFirstSegment), std::max(segment_size_, std::uint64_t{4096}));
   const std::uint64_t least = (kSegmentHeaderSize + record_size + 4095) / 4096 * 4096;
   return std::max(size, least);
+}
+
+// The same, or as large as leaves room for checkpoints: of what is there, and of what these segments may add to it.
+Result<std::uint64_t> Log::affordable_size(std::size_t record_size, bool small) const {
+  std::uint64_t size = next_size(record_size, small);
+  const std::uint64_t free = files_.free_bytes(folder_);
+  if (free == UINT64_MAX) return size;
+  const std::uint64_t least = std::min(size, std::max<std::uint64_t>(std::min(kFirstSegment, segment_size_),
+                                                                     (kSegmentHeaderSize + record_size + 4095) / 4096 * 4096));
+  const std::uint64_t rest = segments_.empty() ? 0 : segments_.back().size - std::min(offset_, segments_.back().size);
+  const std::uint64_t kept = checkpoint_room_() + rest;
+  while (2 * size + kept > free && size > least) size = std::max(size / 2 / 4096 * 4096, least);
+  if (2 * size + kept > free)
+    return base::fail(Code::no_space, folder_, ": No space left on device: ", free, " bytes are free; a log segment of ", size,
+                      " and checkpoints of ", kept + size, " need more");
+  return size;
 }
 
 Result<Segment> Log::make_segment(std::uint64_t number, std::uint64_t size, bool write_zeros) const {
@@ -111,11 +132,12 @@ Result<void> Log::prepare() {
     auto outcome = preparing_.poll();
     return outcome ? take_prepared(*std::move(outcome)) : Result<void>{};
   }
-  if (spare_ || segments_.empty() || offset_ <= segments_.back().size / 2) return {};
-  const std::uint64_t number = next_number_++, size = next_size(0);
+  if (spare_ || segments_.empty() || (offset_ <= segments_.back().size / 2 && refused_size_ == 0)) return {};
+  TRY_LET(size, affordable_size(refused_size_));
+  const std::uint64_t number = next_number_++;
   const bool write_zeros = (syncs_ - syncs_before_) * kZeroBelow > offset_;
   warming_ = false;
-  preparing_.start([this, number, size, write_zeros]() -> Result<void> {
+  preparing_.start([this, number, size = size, write_zeros]() -> Result<void> {
     TRY_LET(made, make_segment(number, size, write_zeros));
     prepared_ = std::move(made);
     return {};
@@ -157,7 +179,8 @@ Result<void> Log::begin_segment(std::size_t record_size, bool small) {
     segment = std::move(*spare_);
     spare_.reset();
   } else {
-    TRY_LET(made, make_segment(next_number_++, next_size(record_size, small), false));
+    TRY_LET(size, affordable_size(record_size, small));
+    TRY_LET(made, make_segment(next_number_++, size, false));
     segment = std::move(made);
     names_++;
   }
@@ -172,6 +195,7 @@ Result<void> Log::begin_segment(std::size_t record_size, bool small) {
   pending_offset_ = 0;
   offset_ = header.size();
   syncs_before_ = syncs_;
+  refused_size_ = 0;
   return {};
 }
 

@@ -36,9 +36,13 @@ struct LogState {
 // One thread; a job of begin_sync() may run on another.
 class Log {
  public:
-  // live_bytes says what all tables hold: segments grow with it, up to `segment_size`.
-  Log(base::FileSystem& files, std::string folder, std::uint64_t segment_size, std::function<std::uint64_t()> live_bytes)
-      : files_(files), folder_(std::move(folder)), segment_size_(segment_size), live_bytes_(std::move(live_bytes)), preparing_(files.threads()) {}
+  // live_bytes says what all tables hold: segments grow with it, up to `segment_size`. checkpoint_room says how many bytes
+  // checkpoints may take beyond those that are there: no segment takes the disk's last room from them, for without them no
+  // segment would ever go.
+  Log(base::FileSystem& files, std::string folder, std::uint64_t segment_size, std::function<std::uint64_t()> live_bytes,
+      std::function<std::uint64_t()> checkpoint_room)
+      : files_(files), folder_(std::move(folder)), segment_size_(segment_size), live_bytes_(std::move(live_bytes)),
+        checkpoint_room_(std::move(checkpoint_room)), preparing_(files.threads()) {}
 
   void adopt(LogState state);
 
@@ -89,7 +93,8 @@ class Log {
   // As failing a write does: nothing more is written.
   void fail_with(base::Error error);
 
-  // Makes the next segment ready, in the background, once this one is half full. Errors: no_space, io.
+  // Makes the next segment ready, in the background, once this one is half full, or at once when a record was refused for
+  // want of one. Errors: no_space, io.
   Result<void> prepare();
   // Begins a new segment, so that the one before can be dropped.
   Result<void> rotate();
@@ -116,6 +121,7 @@ class Log {
   Result<void> begin_segment(std::size_t record_size, bool small = false);
   std::uint64_t next_size(std::size_t record_size, bool small = false) const;
   Result<Segment> make_segment(std::uint64_t number, std::uint64_t size, bool write_zeros) const;
+  Result<std::uint64_t> affordable_size(std::size_t record_size, bool small = false) const;
   Result<void> take_prepared(Result<void> outcome);
   bool can_drop() const { return segments_.size() >= 2 && segments_[1].begin <= trimmed_to_; }
   std::string path_of(std::uint64_t number) const { return folder_ + "/" + segment_name(number); }
@@ -123,7 +129,7 @@ class Log {
   base::FileSystem& files_;
   const std::string folder_;
   const std::uint64_t segment_size_;
-  const std::function<std::uint64_t()> live_bytes_;
+  const std::function<std::uint64_t()> live_bytes_, checkpoint_room_;
   std::uint64_t store_ = 0;
 
   std::deque<Segment> segments_;
@@ -139,6 +145,7 @@ class Log {
   std::uint64_t names_ = 0, names_durable_ = 0;  // changes to the folder; those that were synced
   std::uint64_t syncs_before_ = 0;               // this segment
   bool marked_ = false;               // the last record is a mark
+  std::size_t refused_size_ = 0;      // of the last record for which no segment could be had; 0: none since the last segment
 
   Position trimmed_to_ = 0;           // segments before may go ...
   Position trim_durable_at_ = 0;      // ... when the log is durable up to here

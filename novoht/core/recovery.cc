@@ -1,6 +1,10 @@
 #include "novoht/core/recovery.h"
 
 #include <algorithm>
+#include <atomic>
+#include <optional>
+#include <system_error>
+#include <thread>
 #include <vector>
 
 #include "novoht/core/file_bytes.h"
@@ -47,7 +51,8 @@ std::uint64_t count_nonzero(Bytes bytes) {
 struct Decoded {
   Record record;
   std::uint64_t offset;
-  std::uint64_t hash;  // of the key, where there is one change
+  std::uint64_t hash;           // of the key, where there is one change
+  std::optional<Change> change;  // that one, if good
 };
 // Some records of a segment as they follow each other; the last batch of each also says how it ends.
 struct Batch {
@@ -118,11 +123,14 @@ class Decoder {
         TRY(look_beyond(batch));
         return end(batch);
       }
-      std::uint64_t hash = 0;
-      if (record->change_count == 1)
-        if (const auto change = ChangeReader(record->changes, 1).next()) hash = Table::hash(change->key);
-      batch.records.push_back({*record, at_, hash});
+      Decoded& next = batch.records.emplace_back(Decoded{*record, at_, 0, std::nullopt});
       at_ += record->size;
+      if (record->type != RecordType::changes || record->change_count != 1) continue;
+      ChangeReader in(record->changes, 1);
+      next.change = in.next();
+      if (!next.change) continue;
+      next.hash = Table::hash(next.change->key);
+      if (in.next() || !in.ok()) next.change.reset();  // not to be believed: who takes the record says so
     }
     return {};
   }
@@ -183,6 +191,41 @@ class Decoder {
   HeaderState state_ = HeaderState::bad;
 };
 
+// Syncs the segments on a thread of its own while they are read: what a killed process left in the system's cache has to
+// reach the disk before the store is written on, and that takes as long as reading it.
+class EarlySync {
+ public:
+  EarlySync(base::FileSystem& files, std::vector<std::string> paths) {
+    try {
+      thread_ = std::thread([this, &files, all = std::move(paths)] {
+        for (const std::string& path : all) {
+          auto file = stopped_ ? base::Result<std::unique_ptr<base::File>>(nullptr) : files.open(path, base::OpenMode::read);
+          if (!file) outcome_ = std::move(file).error();
+          else if (*file != nullptr) outcome_ = (*file)->sync();
+          if (!outcome_) return;
+        }
+      });
+    } catch (const std::system_error&) {
+      // No thread to be had: then mend_log() does it alone.
+    }
+  }
+  ~EarlySync() {
+    stopped_ = true;
+    if (thread_.joinable()) thread_.join();
+  }
+  EarlySync(const EarlySync&) = delete;
+  EarlySync& operator=(const EarlySync&) = delete;
+  Result<void> wait() {
+    if (thread_.joinable()) thread_.join();
+    return outcome_;
+  }
+
+ private:
+  std::atomic<bool> stopped_ = false;
+  Result<void> outcome_;  // the thread's, until it has ended
+  std::thread thread_;
+};
+
 }  // namespace
 
 Result<std::string> read_file(base::FileSystem& files, const std::string& path) {
@@ -212,6 +255,12 @@ Result<LogScan> scan_log(base::FileSystem& files, const std::string& folder, con
   std::uint64_t end_offset = 0;
   std::vector<std::string> unbegun;
 
+  std::optional<EarlySync> syncing;
+  if (files.threads() && !read_only && !numbers.empty()) {
+    std::vector<std::string> paths;
+    for (const std::uint64_t number : numbers) paths.push_back(folder + "/" + segment_name(number));
+    syncing.emplace(files, std::move(paths));
+  }
   Decoder decoder(files, folder, store, numbers);
   ReadAhead<Batch> batches(files.threads(), kBatchesAhead, [&decoder](Batch& batch) { return decoder.next(batch); });
   // Of the segment that is being read:
@@ -265,7 +314,7 @@ Result<LogScan> scan_log(base::FileSystem& files, const std::string& folder, con
         if (near.record.change_count == 1) sink.approach(near.record, near.hash);
       }
       if (next.record.type == RecordType::trim) needed_from = std::max(needed_from, next.record.version);
-      TRY(sink.take(next.record, RecordPlace{path, next.offset, end}));
+      TRY(sink.take(next.record, next.change ? &*next.change : nullptr, next.hash, RecordPlace{path, next.offset, end}));
       end += next.record.size;
       scan.state.ends_with_mark = next.record.type == RecordType::mark;
       scan.records++;
@@ -321,6 +370,7 @@ Result<LogScan> scan_log(base::FileSystem& files, const std::string& folder, con
     return base::fail(Code::corrupt, end_path, " offset ", end_offset, ": ", end_reason, ", but the log was synced ",
                       evidence - end, " bytes further");
   scan.state.position = end;
+  if (syncing) TRY(syncing->wait());
 
   if (!read_only) {
     for (Segment& segment : scan.state.segments) {

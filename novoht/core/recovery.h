@@ -34,7 +34,8 @@ class RecordSink {
   // A record of one change, whose key has this hash, will be taken soon: first, and then sooner.
   virtual void prepare(const Record& record, std::uint64_t hash) = 0;
   virtual void approach(const Record& record, std::uint64_t hash) = 0;
-  virtual Result<void> take(const Record& record, const RecordPlace& place) = 0;
+  // `change`: the record's only one, and `hash` that of its key; null where there are more, or none.
+  virtual Result<void> take(const Record& record, const Change* change, std::uint64_t hash, const RecordPlace& place) = 0;
 };
 
 // `names` are the folder's; `durable` is how far the checkpoints say the log was synced. Changes nothing on disk.

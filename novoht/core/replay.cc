@@ -4,6 +4,15 @@
 
 namespace novoht::core {
 
+void replay_change(Table& table, const Change& change, std::uint64_t hash, Version version) {
+  const std::uint64_t expires = base::to_millis(change.expires);
+  switch (change.kind) {
+    case Change::Kind::insert: table.put(hash, change.key, change.value, expires, version); break;
+    case Change::Kind::append: table.append(hash, change.key, change.value, expires, version); break;
+    case Change::Kind::remove: table.erase(hash, change.key); break;
+  }
+}
+
 bool replay_changes(Table& table, Bytes changes, std::size_t change_count, Version version, bool guarded) {
   // Which keys already have this record is looked at before its own changes make them look so.
   std::vector<bool> skip;
@@ -17,12 +26,7 @@ bool replay_changes(Table& table, Bytes changes, std::size_t change_count, Versi
   ChangeReader in(changes, change_count);
   for (std::size_t i = 0; const auto change = in.next(); i++) {
     if (guarded && skip[i]) continue;
-    const std::uint64_t hash = Table::hash(change->key), expires = base::to_millis(change->expires);
-    switch (change->kind) {
-      case Change::Kind::insert: table.put(hash, change->key, change->value, expires, version); break;
-      case Change::Kind::append: table.append(hash, change->key, change->value, expires, version); break;
-      case Change::Kind::remove: table.erase(hash, change->key); break;
-    }
+    replay_change(table, *change, Table::hash(change->key), version);
   }
   return in.ok();
 }

@@ -5,6 +5,9 @@
 
 namespace novoht::core {
 
+// Plays one change; `hash` is the key's.
+void replay_change(Table& table, const Change& change, std::uint64_t hash, Version version);
+
 // Plays a record's encoded changes. guarded: the table may already have what this or later records made (a fuzzy
 // checkpoint, a snapshot); keys that have it keep it. False: the changes are malformed, and perhaps the first ones were
 // played.

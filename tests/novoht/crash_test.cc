@@ -236,6 +236,33 @@ TEST(CrashTest, OnAFullDiskHousekeepingMakesRoomByItself) {
   EXPECT_GT(trial.store->statistics().checkpoints, 10u);
 }
 
+// A log that may be as long as it likes takes the disk, but for what the checkpoints need that give it back.
+TEST(CrashTest, ASmallDiskIsNotFilledWithLogForGood) {
+  for (const int tables : {1, 40}) {
+    Trial trial(9);
+    trial.options.segment_size = 64 << 20;
+    trial.options.log_floor = std::uint64_t{64} << 20;
+    trial.options.maintain_slice = 64 << 10;
+    trial.disk.set_capacity(24 << 20);
+    ASSERT_TRUE(trial.open());
+    int refused = 0, refused_in_a_row = 0;
+    for (int i = 0; i < 60'000; i++) {  // 60 MB of changes to 2 MB
+      const std::string key = "key" + std::to_string(i % 2000), value(1000, static_cast<char>('a' + i % 26));
+      const TableId table{static_cast<std::uint32_t>(i % 2000 % tables)};
+      const auto version = trial.store->apply(table, std::array{Change::insert(key, value)});
+      ASSERT_TRUE(version || version.code() == Code::no_space) << version.error().message;
+      refused_in_a_row = version ? 0 : refused_in_a_row + 1;
+      refused += version ? 0 : 1;
+      ASSERT_LT(refused_in_a_row, 500) << tables << " tables, change " << i << ": " << version.error().message;
+      if (i % 16 != 15) continue;
+      ASSERT_TRUE(trial.store->flush());
+      (void)trial.store->maintain({}).has_value();
+    }
+    EXPECT_LT(refused, 6000) << tables << " tables";
+    EXPECT_GT(trial.store->statistics().checkpoints, 0u);
+  }
+}
+
 TEST(CrashTest, AFailedWriteOrSyncLeavesAStoreThatOnlyReads) {
   for (const bool sync : {false, true}) {
     Trial trial(5);

@@ -365,6 +365,56 @@ TEST_F(StoreTest, MemoryThatLiesIdleGoesBackWhileTheStoreIsUsed) {
 
 // --- with a memory limit ---
 
+TEST_F(StoreTest, ManyIndependentChangesAreAsIfEachHadComeAlone) {
+  auto alone = Store::open(disk, "/alone", options);
+  ASSERT_TRUE(alone) << alone.error().message;
+  base::Random random(4);
+  for (int round = 0; round < 200; round++) {
+    std::vector<std::string> bytes;
+    bytes.reserve(100);  // what the changes point into
+    std::vector<TableChange> changes;
+    for (std::uint64_t i = random.below(40); i > 0; i--) {
+      const TableId table{static_cast<std::uint32_t>(random.below(3))};
+      const std::string& key = bytes.emplace_back("key" + std::to_string(random.below(30)));
+      const std::string& value = bytes.emplace_back(random.below(60), static_cast<char>('a' + random.below(26)));
+      const std::uint64_t kind = random.below(8);
+      if (kind == 0) changes.push_back({table, Change::remove(key)});
+      else if (kind < 3) changes.push_back({table, Change::append(key, value)});
+      else changes.push_back({table, Change::insert(key, value)});
+    }
+    std::vector<Version> versions(changes.size());
+    ASSERT_TRUE(store->apply_many(changes, versions));
+    for (std::size_t i = 0; i < changes.size(); i++) {
+      const auto version = (*alone)->apply(changes[i].table, std::span(&changes[i].change, 1));
+      ASSERT_TRUE(version);
+      EXPECT_EQ(versions[i], *version);
+    }
+  }
+  ASSERT_TRUE(store->flush());
+  reopen();
+  for (std::uint32_t table = 0; table < 3; table++) {
+    for (int i = 0; i < 30; i++) {
+      const std::string key = "key" + std::to_string(i);
+      const auto expected = (*alone)->lookup(TableId{table}, key), found = store->lookup(TableId{table}, key);
+      ASSERT_EQ(found.has_value(), expected.has_value()) << key;
+      if (!found) continue;
+      std::string bytes;
+      ASSERT_TRUE(expected->read(0, expected->size(), bytes));
+      EXPECT_EQ(get(key, TableId{table}), bytes);
+      EXPECT_EQ(found->version(), expected->version());
+    }
+  }
+}
+
+TEST_F(StoreTest, OfManyIndependentChangesThoseBeforeARefusedOneAreMade) {
+  const std::vector<TableChange> changes{{kTable, Change::insert("a", "1")}, {kTable, Change::insert("", "2")}, {kTable, Change::insert("c", "3")}};
+  std::vector<Version> versions(3, 77);
+  EXPECT_EQ(store->apply_many(changes, versions).code(), Code::invalid);
+  EXPECT_EQ(versions, (std::vector<Version>{1, 0, 0}));
+  EXPECT_EQ(get("a"), "1");
+  EXPECT_EQ(get("c"), "not_found");
+}
+
 class ColdTest : public StoreTest {
  protected:
   ColdTest() { limit(1); }

@@ -98,6 +98,7 @@ class MappedFiles final : public base::FileSystem {
   Result<void> make_folder(const std::string& path) override { return files_->make_folder(path); }
   Result<void> sync_folder(const std::string& path) override { return files_->sync_folder(path); }
   bool threads() const override { return files_->threads(); }
+  std::uint64_t free_bytes(const std::string& folder) override { return files_->free_bytes(folder); }
   Result<std::unique_ptr<base::FileLock>> lock(const std::string& path) override { return files_->lock(path); }
 
  private:
