@@ -25,6 +25,7 @@
 #include <numeric>
 
 #include "bench/novoht_engines.h"
+#include "bench/novoht_limit.h"
 #include "bench/novoht_shared.h"
 #include "novoht/base/hashes.h"
 
@@ -229,7 +230,7 @@ class Measurement {
   }
 
   void tail(std::size_t pairs) {
-    if (!wanted("p9999")) return;
+    if (!wanted("p9999") || arguments_.system == "limit") return;  // no growth there, and no room for overwriting
     // Overwritten as often as it takes until NoVoHT's log has been compacted more than once.
     const std::size_t times = arguments_.system == "novoht" ? 5 : arguments_.size == Size::full ? 2 : 1;
     in_own_process(arguments_, "p9999", [&](const std::string& folder) {
@@ -390,7 +391,7 @@ void measure(const Arguments& arguments) {
 int main(int argc, char** argv) {
   using namespace bench;
   const Arguments arguments = parse("novoht",
-                                    {"novoht", "unordered_map", "flat_hash_map", "kyoto", "tkrzw", "bdb", "leveldb", "rocksdb", "lmdb"},
+                                    {"novoht", "limit", "unordered_map", "flat_hash_map", "kyoto", "tkrzw", "bdb", "leveldb", "rocksdb", "lmdb"},
                                     argc, argv);
   if (arguments.system == "novoht") {
     measure<NovohtEngine, SharedNovoht>(arguments);
@@ -400,6 +401,7 @@ int main(int argc, char** argv) {
       measure_hash(arguments, Report(arguments), "jenkins", [](Bytes key) { return std::uint64_t{base::jenkins32(key)}; });
     }
   }
+  if (arguments.system == "limit") measure<LimitEngine>(arguments);
   if (arguments.system == "unordered_map") measure<MapEngine<UnorderedMap>, SharedUnordered>(arguments);
 #ifdef WITH_ABSL
   if (arguments.system == "flat_hash_map") measure<MapEngine<FlatHashMap>, ShardedFlat>(arguments);
