@@ -58,6 +58,13 @@ using AllCompletion = std::function<void(std::vector<Outcome>)>;
 // A request that was begun, for cancel(). 0: none.
 using RequestNumber = std::uint64_t;
 
+// Messages, whatever their size: in a settled cluster every operation is one request and one reply, and after a change of the
+// membership table one redirect at most.
+struct ClientCounts {
+  std::uint64_t requests = 0, replies = 0;
+  std::uint64_t redirects = 0;  // of the replies: refused by who does not lead the partition (any more)
+};
+
 // Threads: everything may be called from any thread at any time, except that nothing may be under way in another thread
 // while the client is destroyed; destruction answers what was submitted and not yet answered (see submit).
 //
@@ -86,6 +93,8 @@ class Client {
   // operations wait for their answers, and never inside a completion.
   virtual void submit(Operation operation, Completion completion, Millis timeout = {}) = 0;
   virtual std::uint32_t partition_count() const = 0;
+  // Since it was made. Any thread.
+  virtual ClientCounts counts() const { return {}; }
 
   // As submit, with a number for cancel(). A client that cannot cancel returns 0.
   virtual RequestNumber start(Operation operation, Completion completion, Millis timeout = {});

@@ -107,17 +107,37 @@ TEST(TableTest, RefusesOneThatCannotBeUsed) {
   EXPECT_EQ(parse_table("\xff\xff", true).code(), Code::corrupt);
   EXPECT_EQ(code_of({}), Code::corrupt);
   auto table = two_instances();
-  table.mutable_partitions(1)->set_count(3);
-  EXPECT_EQ(code_of(table), Code::corrupt) << "a partition without owner";
   table.mutable_partitions(1)->set_count(0xffffffff);
   EXPECT_EQ(code_of(table), Code::corrupt);
-  table = two_instances();
+}
+
+// A node that has just started, or has not heard where another listens, gives what it knows.
+TEST(TableTest, WhatIsNotKnownYetHasNobodyToAsk) {
+  auto table = two_instances();
+  table.mutable_partitions(1)->set_count(1);
   table.mutable_partitions(0)->mutable_view()->set_primary(99);
-  EXPECT_EQ(code_of(table), Code::corrupt);
-  table = two_instances();
   table.mutable_instances(0)->clear_tcp();
   table.mutable_instances(0)->clear_unix_socket();
-  EXPECT_EQ(code_of(table), Code::corrupt);
+  const auto parsed = *parse_table(table.SerializeAsString(), true);
+  const auto& stranger = parsed->instances[parsed->owner_of(PartitionId{table.partitions(0).first()}).instance];
+  EXPECT_EQ(stranger.id, 99u);
+  EXPECT_TRUE(stranger.addresses.empty());
+  EXPECT_EQ(parsed->instances[parsed->owner_of(PartitionId{parsed->partition_count - 1}).instance].id, kNobody);
+  EXPECT_TRUE(parsed->instances[0].addresses.empty());
+}
+
+TEST(TableTest, TheNewestViewOfEachPartitionCounts) {
+  auto proto = two_instances();
+  const auto old = *parse_table(proto.SerializeAsString(), true);
+  const std::uint32_t other = old->instances[1 - old->owners[0].instance].id;
+  EXPECT_EQ(with_owner(*old, 0, other, old->owners[0].epoch), nullptr) << "not newer";
+  EXPECT_EQ(with_owner(*old, 0, 4711, old->owners[0].epoch + 1), nullptr) << "who is that?";
+  const auto learned = with_owner(*old, 0, other, old->owners[0].epoch + 1);
+  ASSERT_NE(learned, nullptr);
+  EXPECT_EQ(learned->instances[learned->owners[0].instance].id, other);
+  const auto both = merged(*learned, old);
+  EXPECT_EQ(both->instances[both->owners[0].instance].id, other) << "an old table takes nothing back";
+  EXPECT_EQ(both->owners[1].epoch, old->owners[1].epoch);
 }
 
 }  // namespace

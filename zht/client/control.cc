@@ -46,6 +46,17 @@ Result<void> ask_to_sync(const Address& manager, Millis timeout) {
   TRY(ask(manager, wire::ControlKind::sync, {}, timeout));
   return {};
 }
+Result<void> ask_to_leave(const Address& manager, Millis timeout) {
+  TRY(ask(manager, wire::ControlKind::leave, {}, timeout));
+  return {};
+}
+Result<void> ask_to_migrate(const Address& manager, const std::vector<std::uint32_t>& partitions, std::uint32_t instance, Millis timeout) {
+  wire::MigrateRequest request;
+  request.mutable_partitions()->Add(partitions.begin(), partitions.end());
+  request.set_to(instance);
+  TRY(ask(manager, wire::ControlKind::migrate, request.SerializeAsString(), timeout));
+  return {};
+}
 Result<void> tell_services_changed(const Address& manager, Millis timeout) {
   TRY(ask(manager, wire::ControlKind::services_changed, {}, timeout));
   return {};

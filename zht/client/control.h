@@ -22,6 +22,10 @@ Result<wire::Status> fetch_status(const Address& manager, Millis timeout);
 Result<void> ask_to_stop(const Address& manager, Millis timeout);
 // Everything acknowledged before survives a loss of power when this returns.
 Result<void> ask_to_sync(const Address& manager, Millis timeout);
+// The node is emptied onto the others and then ends. invalid, conflict: it cannot leave.
+Result<void> ask_to_leave(const Address& manager, Millis timeout);
+// Wishes that `instance` leads these partitions; it takes its time, and is forgotten where another change comes in between.
+Result<void> ask_to_migrate(const Address& manager, const std::vector<std::uint32_t>& partitions, std::uint32_t instance, Millis timeout);
 // Tells the manager that the services folder has changed, so that it need not find out by itself.
 Result<void> tell_services_changed(const Address& manager, Millis timeout);
 

@@ -16,11 +16,12 @@ using Socket = asio::generic::stream_protocol::socket;
 using base::Duration;
 using base::Time;
 
-constexpr Duration kFirstPause = 1ms, kLongestPause = 200ms;  // between tries, doubling
+constexpr Duration kFirstPause = 1ms, kLongestPause = 100ms;  // between tries, doubling
 constexpr Duration kSweepPrecision = 1ms;
 constexpr Duration kCallbackGrace =
     500ms;  // the server says when a callback's time is over; this is for when it cannot
 constexpr Duration kLongestPatience = 30s;  // with a silent instance; doubling from client::kPatience
+constexpr Duration kLookAround = 250ms;      // after so much silence another node is asked who leads now
 constexpr std::size_t kReadSize = 256 << 10;
 
 Duration pause_after(unsigned failures) {
@@ -90,6 +91,7 @@ class Engine::Loop {
     PartitionId partition{0};
     std::uint32_t instance = 0;  // id; waiting, sent
     unsigned tries = 0;
+    std::uint64_t epoch = 0;  // it was last asked in
     Time next_try{};          // resting
     std::uint64_t order = 0;  // of submission
     Error last{Code::unavailable, ""};
@@ -119,6 +121,7 @@ class Engine::Loop {
     std::size_t awaited = 0;    // ... of which these are no callbacks: something should be heard soon
     Time quiet_since{};         // awaited > 0: when it last said something, or was first asked
     Duration patience = kPatience;
+    Time looked{};              // when a newer table was last asked for because of its silence
   };
 
   // ---- the loop's thread ----
@@ -227,10 +230,12 @@ class Engine::Loop {
     Slot& slot = slots_[index];
     const bool callback = slot.pending->operation.kind == OpKind::callback;
     slot.state = Slot::State::sent;
+    slot.epoch = epoch;
+    session_.counts().requests.fetch_add(1, std::memory_order_relaxed);
     link.sent++;
     if (!callback && link.awaited++ == 0) {
       link.quiet_since = now();
-      wake_at(link.quiet_since + link.patience);
+      wake_at(link.quiet_since + std::min(link.patience, kLookAround));
     }
     link.recorded = link.recorded || slot.pending->number.sequence != 0;
     std::uint64_t timeout_ms = 0;
@@ -270,6 +275,11 @@ class Engine::Loop {
                                        [&](const Table::Instance& one) { return one.id == link.instance; });
     if (instance == table_->instances.end()) {
       link.trouble = "instance " + std::to_string(link.instance) + " is not in the membership table";
+      rest(link);
+      return;
+    }
+    if (instance->addresses.empty()) {
+      link.trouble = link.instance == kNobody ? "nobody leads the partition" : "instance " + std::to_string(link.instance) + " has no known address";
       rest(link);
       return;
     }
@@ -546,7 +556,18 @@ class Engine::Loop {
         slots_[index].state != Slot::State::sent)
       return;  // given up meanwhile
     Slot& slot = slots_[index];
+    if (slot.instance != link.instance) {
+      // It was asked here before it was asked elsewhere. Only what was executed is an answer: a refusal of an older epoch binds
+      // nobody who leads now.
+      const bool executed = frame.status == 0 || !is_recorded(slot.pending->operation.kind);
+      if (!executed || frame.status == wire::kStatusRetry || frame.status == static_cast<std::uint8_t>(Code::unavailable)) return;
+    }
+    if (frame.status != 0 && frame.status != wire::kStatusRetry && frame.epoch < slot.epoch && is_recorded(slot.pending->operation.kind))
+      return;  // the same, on a connection that is used again
     unsent(slot);
+    if (frame.status == wire::kStatusRetry && (frame.flags & wire::kRetry) != 0) slot.pending->maybe = true;
+    session_.counts().replies.fetch_add(1, std::memory_order_relaxed);
+    if (frame.status == wire::kStatusRetry && redirected(index, frame)) return;
     if (frame.status == wire::kStatusRetry || frame.status == static_cast<std::uint8_t>(Code::unavailable)) {
       slot.last.message = frame.key.empty() ? "the partition is moving" : std::string(frame.key);
       slot.state = Slot::State::resting;
@@ -557,6 +578,20 @@ class Engine::Loop {
     }
     auto outcome = wire::decode_outcome(frame);
     complete(index, outcome ? *std::move(outcome) : failed(outcome.error().code, outcome.error().message));
+  }
+
+  // Whether the refusal said who leads now: then that one is asked, at once.
+  bool redirected(std::uint32_t index, const wire::Frame& frame) {
+    session_.counts().redirects.fetch_add(1, std::memory_order_relaxed);
+    Slot& slot = slots_[index];
+    if ((frame.flags & wire::kPresent) == 0 || frame.partition != static_cast<std::uint32_t>(slot.partition)) return false;
+    session_.learn(frame.partition, static_cast<std::uint32_t>(frame.second), frame.epoch);
+    table_ = session_.table();
+    // Known before, perhaps through another request's refusal: what counts is that it is newer than what was asked.
+    if (table_->owner_of(slot.partition).epoch <= slot.epoch) return false;
+    options_.want_table();
+    route(index);
+    return true;
   }
 
   // A sent request is no longer waited for on its connection. Leaves the slot's state to the caller.
@@ -629,7 +664,13 @@ class Engine::Loop {
           link->patience = std::min<Duration>(2 * link->patience, kLongestPatience);
           broken(*link, "silent for " + std::to_string(silent) + " ms");
         } else {
-          next = std::min(next, link->quiet_since + link->patience);
+          // Perhaps another leads by now: whoever is asked will know.
+          const Time look = std::max(link->quiet_since, link->looked) + kLookAround;
+          if (look <= time) {
+            link->looked = time;
+            options_.want_table();
+          }
+          next = std::min({next, link->quiet_since + link->patience, std::max(link->quiet_since, link->looked) + kLookAround});
         }
       }
       const bool timed = link->state == Link::State::connecting || link->state == Link::State::resting;
@@ -673,8 +714,19 @@ class Engine::Loop {
         link->failures = 0;
       }
     }
-    for (std::uint32_t index = 0; index < slots_.size(); index++)
-      if (slots_[index].state == Slot::State::waiting) route(index);
+    for (std::uint32_t index = 0; index < slots_.size(); index++) {
+      Slot& slot = slots_[index];
+      const Owner& owner = table_->owner_of(slot.partition);
+      if (slot.state == Slot::State::waiting || (slot.state == Slot::State::resting && owner.epoch > slot.epoch)) {
+        route(index);
+      } else if (slot.state == Slot::State::sent && owner.epoch > slot.epoch && table_->instances[owner.instance].id != slot.instance) {
+        // Its owner may be dead, or deposed and cut off: the new one is asked, under the same identity.
+        unsent(slot);
+        slot.pending->maybe = true;
+        route(index);
+      }
+    }
+    flush();
   }
 
   void end() {

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <map>
 
+#include "novoht/base/random.h"
 #include "zht/client/control.h"
 #include "zht/client/local_node.h"
 #include "zht/support/log.h"
@@ -163,13 +164,17 @@ std::optional<Outcome> NetworkClient::call_here(std::unique_ptr<Pending>& pendin
                         .floor = ticket.floor,
                         .epoch = owner.epoch,
                         .partition = partition});
+  session_.counts().requests.fetch_add(1, std::memory_order_relaxed);
   auto frame = channel.exchange(request, pending->deadline);
+  if (frame) session_.counts().replies.fetch_add(1, std::memory_order_relaxed);
   if (!frame) {
     pending->maybe = channel.anything_sent();
     session_.give_back(std::move(ticket), instance_id, false, false);
     return std::nullopt;
   }
   if (frame->status == wire::kStatusRetry || frame->status == static_cast<std::uint8_t>(Code::unavailable)) {
+    if (frame->status == wire::kStatusRetry) redirected(*frame);
+    pending->maybe = pending->maybe || (frame->flags & wire::kRetry) != 0;
     session_.give_back(std::move(ticket), instance_id, true, false);
     return std::nullopt;
   }
@@ -190,6 +195,7 @@ std::optional<Outcome> NetworkClient::call_by_datagram(Pending& pending) {
   const PartitionId partition = client::partition_of(operation, partition_count_);
   const Owner owner = table->owner_of(partition);
   const Table::Instance& instance = table->instances[owner.instance];
+  if (instance.addresses.empty()) return {};
   const Address& address = instance.addresses.back();
   if (!instance.datagrams || address.is_unix()) return {};
 
@@ -242,7 +248,8 @@ std::unique_ptr<Channel> NetworkClient::open_channel(const Table::Instance& inst
   const Time connected_by = std::min<Time>(deadline, now() + options_.connect_timeout);
   for (const Address& address : instance.addresses)
     if (auto opened = Channel::open(address, connected_by)) {
-      opened->set_patience(kPatience);
+      // Where others can take over, silence is found out about soon.
+      opened->set_patience(session_.table()->lone ? kPatience : base::Duration(300ms));
       return std::make_unique<Channel>(*std::move(opened));
     }
   return nullptr;
@@ -296,6 +303,7 @@ void NetworkClient::send(Group& group, const std::vector<std::unique_ptr<Pending
                           .epoch = table.owner_of(partition).epoch,
                           .partition = partition});
   }
+  session_.counts().requests.fetch_add(group.members.size(), std::memory_order_relaxed);
   group.well = channel.send_only(pendings[group.members[0]]->deadline).has_value();
 }
 
@@ -311,6 +319,9 @@ void NetworkClient::receive(Group& group, std::vector<std::unique_ptr<Pending>>&
     if (at >= group.members.size()) continue;
     left--;
     // Wrong owner, or moving: tried again by the engine. That is an answer: this sending did nothing.
+    session_.counts().replies.fetch_add(1, std::memory_order_relaxed);
+    if (frame->status == wire::kStatusRetry) redirected(*frame);
+    if (frame->status == wire::kStatusRetry && (frame->flags & wire::kRetry) != 0) pendings[group.members[at]]->maybe = true;
     if (frame->status == wire::kStatusRetry || frame->status == static_cast<std::uint8_t>(Code::unavailable)) continue;
     auto outcome = wire::decode_outcome(*frame);
     group.outcomes[at] = outcome ? *std::move(outcome) : failed(outcome.error());
@@ -318,7 +329,7 @@ void NetworkClient::receive(Group& group, std::vector<std::unique_ptr<Pending>>&
   const bool may_have_arrived = !group.well && group.ticket.channel && group.ticket.channel->anything_sent();
   for (std::size_t i = 0; i < group.members.size(); i++) {
     Pending& pending = *pendings[group.members[i]];
-    if (!group.outcomes[i]) pending.maybe = may_have_arrived;
+    if (!group.outcomes[i]) pending.maybe = pending.maybe || may_have_arrived;
     else if (pending.number.sequence != 0) session_.end(pending.number);
   }
   if (group.ticket.channel || group.ticket.may_open) session_.give_back(std::move(group.ticket), group.instance, group.well, false);
@@ -376,6 +387,18 @@ std::vector<Outcome> NetworkClient::call_all(std::vector<Operation> operations, 
   return answers;
 }
 
+void NetworkClient::redirected(const wire::Frame& frame) {
+  session_.counts().redirects.fetch_add(1, std::memory_order_relaxed);
+  if ((frame.flags & wire::kPresent) != 0 && session_.learn(frame.partition, static_cast<std::uint32_t>(frame.second), frame.epoch))
+    engine().table_changed();
+  want_table();
+}
+
+ClientCounts NetworkClient::counts() const {
+  const auto& counts = const_cast<Session&>(session_).counts();
+  return {counts.requests, counts.replies, counts.redirects};
+}
+
 void NetworkClient::want_table() {
   const std::lock_guard lock(finder_mutex_);
   if (closing_ || table_wanted_) return;
@@ -409,13 +432,25 @@ void NetworkClient::look_for_table() {
   }
 }
 
+// The seeds and some instances, whoever they are: a node that is silent or cut off must not be the only one that is asked. True
+// when one knew more, or all that were asked answered and knew nothing newer.
 bool NetworkClient::refresh_table() {
-  std::vector<Address> addresses = source_.seeds;
-  for (const Table::Instance& instance : session_.table()->instances)
-    addresses.insert(addresses.end(), instance.addresses.begin(), instance.addresses.end());
+  const auto known = session_.table();
+  std::vector<Address> addresses = source_.seeds, others;
+  for (const Table::Instance& instance : known->instances)
+    others.insert(others.end(), instance.addresses.begin(), instance.addresses.end());
+  base::Random random(base::entropy());
+  for (std::size_t i = others.size(); i > 1; i--) std::swap(others[i - 1], others[random.below(i)]);
+  constexpr std::size_t most_others = 4;
+  if (known->lone) addresses.insert(addresses.end(), others.begin(), others.end());
+  else addresses.insert(addresses.end(), others.begin(), others.begin() + static_cast<std::ptrdiff_t>(std::min(others.size(), most_others)));
+  if (!known->lone)
+    for (std::size_t i = addresses.size(); i > 1; i--) std::swap(addresses[i - 1], addresses[random.below(i)]);
+  const Millis patience = std::min<Millis>(options_.connect_timeout, known->lone ? 2s : 300ms);
+  std::size_t answers = 0;
   for (const Address& address : addresses) {
     if (closing_) return false;
-    auto table = fetch_table(address, std::min<Millis>(options_.connect_timeout, 2s));
+    auto table = fetch_table(address, patience);
     if (!table) {
       logger().debug("no membership table", {{"error", table.error()}});
       continue;
@@ -425,11 +460,15 @@ bool NetworkClient::refresh_table() {
                      {{"address", address.text()}, {"partitions", (*table)->partition_count}});
       continue;
     }
-    session_.set_table(*std::move(table));
-    engine().table_changed();
-    return true;
+    answers++;
+    const bool news = (*table)->version > known->version || known->lone;
+    if ((*table)->version >= known->version) {
+      session_.set_table(*std::move(table));
+      engine().table_changed();
+    }
+    if (news) return true;
   }
-  return false;
+  return answers == addresses.size() && answers > 0;
 }
 
 }  // namespace client

@@ -35,6 +35,7 @@ class NetworkClient final : public Client {
   std::optional<Outcome> call_or_submit(Operation operation, Completion completion, Millis timeout) override;
   std::vector<Outcome> call_all(std::vector<Operation> operations, Millis timeout) override;
 
+  ClientCounts counts() const override;
   const Source& source() const { return source_; }
 
  private:
@@ -49,6 +50,7 @@ class NetworkClient final : public Client {
   bool small_enough(const std::vector<std::unique_ptr<Pending>>& pendings) const;
   void send(Group& group, const std::vector<std::unique_ptr<Pending>>& pendings);
   void receive(Group& group, std::vector<std::unique_ptr<Pending>>& pendings);
+  void redirected(const wire::Frame& frame);
   void want_table();
   void look_for_table();
   bool refresh_table();

@@ -1,6 +1,7 @@
 // What all threads of one client share: who it is, what it has asked, and whom it asks.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -57,10 +58,25 @@ class Session {
     const std::lock_guard lock(mutex_);
     return table_;
   }
+  // The newer view of each partition counts, wherever it was heard of.
   void set_table(std::shared_ptr<const Table> table) {
     const std::lock_guard lock(mutex_);
-    table_ = std::move(table);
+    table_ = merged(*table_, std::move(table));
   }
+  // A refusal said who leads now. False: that was known, or the instance is not.
+  bool learn(std::uint32_t partition, std::uint32_t instance, std::uint64_t epoch) {
+    const std::lock_guard lock(mutex_);
+    auto better = with_owner(*table_, partition, instance, epoch);
+    if (!better) return false;
+    table_ = std::move(better);
+    return true;
+  }
+  // Requests sent, answers had, and refusals that sent them elsewhere: in a settled cluster the first two are equal and the last
+  // is zero.
+  struct Counts {
+    std::atomic<std::uint64_t> requests{0}, replies{0}, redirects{0};
+  };
+  Counts& counts() { return counts_; }
   // The identity stays valid until end().
   struct Number {
     Identity* identity = nullptr;
@@ -182,6 +198,7 @@ class Session {
     if (current_ && !current_->sequencer.idle()) former_.push_back(std::move(current_));
     current_ = std::make_unique<Identity>(Identity{new_client_id(), now, {}});
   }
+  Counts counts_;
   mutable std::mutex mutex_;
   std::unique_ptr<Identity> current_;
   std::vector<std::unique_ptr<Identity>> former_;  // with requests still open

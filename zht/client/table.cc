@@ -1,5 +1,6 @@
 #include "zht/client/table.h"
 
+#include <algorithm>
 #include <map>
 
 #include "zht/wire/zht.pb.h"
@@ -19,6 +20,7 @@ Result<std::shared_ptr<const Table>> parse_table(base::Bytes message, bool same_
     return fail(Code::corrupt, "membership table with ", table->partition_count, " partitions");
   std::map<std::uint32_t, std::uint32_t> index_of;
   for (const wire::Instance& instance : proto.instances()) {
+    if (instance.member().node() != proto.instances(0).member().node()) table->lone = false;
     Table::Instance one{instance.id(), {}, instance.udp() && !opener};  // a datagram proves nothing
     Address tcp;
     if (!instance.tcp().empty()) {
@@ -29,26 +31,62 @@ Result<std::shared_ptr<const Table>> parse_table(base::Bytes message, bool same_
     // A path of another machine may exist here too and lead to a stranger; a loopback address may be a tunnel's end.
     if (!instance.unix_socket().empty() && same_machine) one.addresses.push_back({.path = instance.unix_socket()});
     if (tcp.port != 0) one.addresses.push_back(std::move(tcp));
-    if (one.addresses.empty())
-      return fail(Code::corrupt, "membership table: instance ", instance.id(),
-                  " has no address that can be reached from here");
     index_of[one.id] = static_cast<std::uint32_t>(table->instances.size());
     table->instances.push_back(std::move(one));
   }
   table->owners.resize(table->partition_count, Owner{UINT32_MAX, 0});
   for (const wire::PartitionRun& run : proto.partitions()) {
-    const auto primary = index_of.find(run.view().primary());
-    if (primary == index_of.end() || run.first() > table->partition_count ||
+    if (run.first() > table->partition_count ||
         run.count() > table->partition_count - run.first())
-      return fail(Code::corrupt, "membership table: partitions ", run.first(), " and ", run.count(),
-                  " on are owned by instance ", run.view().primary(), ", which is not in it");
+      return fail(Code::corrupt, "membership table: partitions ", run.first(), " and ", run.count(), " on are not in it");
+    // One whose address has not been told yet: it is asked for again.
+    auto primary = index_of.find(run.view().primary());
+    if (primary == index_of.end()) {
+      primary = index_of.emplace(run.view().primary(), static_cast<std::uint32_t>(table->instances.size())).first;
+      table->instances.push_back(Table::Instance{run.view().primary(), {}, false});
+    }
     for (std::uint32_t i = 0; i < run.count(); i++)
       table->owners[run.first() + i] = {primary->second, run.view().epoch()};
   }
-  for (std::uint32_t i = 0; i < table->partition_count; i++)
-    if (table->owners[i].instance == UINT32_MAX)
-      return fail(Code::corrupt, "membership table: partition ", i, " has no owner");
+  // Where no view is known, by a node that has just started, nobody is the owner: an instance without an address.
+  for (Owner& owner : table->owners) {
+    if (owner.instance != UINT32_MAX) continue;
+    if (table->instances.empty() || table->instances.back().id != kNobody) table->instances.push_back(Table::Instance{kNobody, {}, false});
+    owner.instance = static_cast<std::uint32_t>(table->instances.size() - 1);
+  }
   return std::shared_ptr<const Table>(std::move(table));
+}
+
+namespace {
+
+// Where `instance` is in `table`; its size: nowhere.
+std::uint32_t index_of(const Table& table, std::uint32_t instance) {
+  const auto found = std::find_if(table.instances.begin(), table.instances.end(), [&](const auto& one) { return one.id == instance; });
+  return static_cast<std::uint32_t>(found - table.instances.begin());
+}
+
+}  // namespace
+
+std::shared_ptr<const Table> merged(const Table& known, std::shared_ptr<const Table> fresh) {
+  std::shared_ptr<Table> better;
+  for (std::uint32_t p = 0; p < fresh->partition_count && p < known.partition_count; p++) {
+    const Owner& mine = known.owners[p];
+    if (mine.epoch <= fresh->owners[p].epoch) continue;
+    const std::uint32_t at = index_of(*fresh, known.instances[mine.instance].id);
+    if (at == fresh->instances.size()) continue;
+    if (!better) better = std::make_shared<Table>(*fresh);
+    better->owners[p] = {at, mine.epoch};
+  }
+  return better ? better : fresh;
+}
+
+std::shared_ptr<const Table> with_owner(const Table& table, std::uint32_t partition, std::uint32_t instance, std::uint64_t epoch) {
+  if (partition >= table.partition_count || epoch <= table.owners[partition].epoch) return nullptr;
+  const std::uint32_t at = index_of(table, instance);
+  if (at == table.instances.size()) return nullptr;
+  auto better = std::make_shared<Table>(table);
+  better->owners[partition] = {at, epoch};
+  return better;
 }
 
 }  // namespace zht::client

@@ -15,10 +15,12 @@ struct Owner {
   std::uint64_t epoch = 0;
 };
 
+inline constexpr std::uint32_t kNobody = ~std::uint32_t{0};  // id of the instance that owns what has no owner
+
 struct Table {
   struct Instance {
     std::uint32_t id = 0;
-    std::vector<Address> addresses;  // best first
+    std::vector<Address> addresses;  // best first; none: not reached from here
     bool datagrams = false;          // its TCP address takes small requests as datagrams too
     bool operator==(const Instance&) const = default;
   };
@@ -27,9 +29,15 @@ struct Table {
   std::size_t max_value_size = kMaxValueSize;
   std::vector<Instance> instances;
   std::vector<Owner> owners;  // of each partition
+  bool lone = true;           // one node has it all: nobody else could tell more, or take over
 
   const Owner& owner_of(PartitionId partition) const { return owners[static_cast<std::uint32_t>(partition)]; }
 };
+
+// `fresh`, but for the partitions of which `known` has heard a newer view.
+std::shared_ptr<const Table> merged(const Table& known, std::shared_ptr<const Table> fresh);
+// `table` with another owner of one partition; null: that is not newer, or the instance is not in the table.
+std::shared_ptr<const Table> with_owner(const Table& table, std::uint32_t partition, std::uint32_t instance, std::uint64_t epoch);
 
 // From the wire's MembershipTable. `same_machine`: it came through a unix socket, so that the paths in it are of use.
 // Its TCP addresses are given `opener`. corrupt: a partition without owner, an instance without address.

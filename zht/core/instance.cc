@@ -165,6 +165,13 @@ void Instance::finish_round(base::Time now) {
   for (const replication::Released& one : replicator_->take_released()) release(one);
 }
 
+novoht::Statistics Instance::store_statistics() const {
+  novoht::Statistics statistics = store_->statistics();
+  constexpr std::size_t most = std::size_t{1} << 21;  // one for each partition, and a few
+  statistics.keys -= std::min<std::uint64_t>(statistics.keys, store_->scan(ReplicatedStore::kOrigins, 0, most).entries.size());
+  return statistics;
+}
+
 Result<void> Instance::close() {
   if (!failure_.empty()) return fail(Code::io, "the store only reads: ", failure_);
   auto closed = replicated_->close();
@@ -245,7 +252,7 @@ void Instance::release(const replication::Released& released) {
   if (!released.shown) {
     statistics_.let_go++;
     waiting.frame.clear();
-    encode_retry(waiting.op, waiting.request, waiting.partition, waiting.frame);
+    encode_retry(waiting.op, waiting.request, waiting.partition, waiting.frame, true);
   }
   if (!sends_.empty() && sends_.back().to == waiting.to) sends_.back().frame += waiting.frame;
   else sends_.push_back({waiting.to, std::move(waiting.frame)});
@@ -408,10 +415,12 @@ void Instance::answer_retry(const Frame& frame, std::string& out) {
   encode_retry(frame.op, frame.request, PartitionId{frame.partition}, out);
 }
 
-// With the newest view known here, for the asker.
-void Instance::encode_retry(std::uint8_t op, std::uint64_t request, PartitionId partition, std::string& out) {
+// With the newest view known here, for the asker. `maybe`: it was executed, and perhaps it counts.
+void Instance::encode_retry(std::uint8_t op, std::uint64_t request, PartitionId partition, std::string& out, bool maybe) {
   const replication::View& view = view_of(partition);
-  const std::size_t start = wire::begin_reply(out, {.op = op, .status = wire::kStatusRetry, .request = request,
+  const std::uint32_t flags = (view.epoch != Epoch{0} ? std::uint32_t{wire::kPresent} : 0u) | (maybe ? std::uint32_t{wire::kRetry} : 0u);
+  const std::size_t start = wire::begin_reply(out, {.op = op, .status = wire::kStatusRetry, .flags = flags, .request = request,
+                                                    .size = static_cast<std::uint32_t>(view.primary.instance),
                                                     .epoch = replication::number(view.epoch), .partition = number_of(partition)});
   wire::end_reply(out, start);
 }

@@ -134,11 +134,13 @@ class Instance {
 
   const InstanceStatistics& statistics() const { return statistics_; }
   base::Time round_began() const { return now_; }
-  novoht::Statistics store_statistics() const { return store_->statistics(); }
+  novoht::Statistics store_statistics() const;  // keys: those of users
   std::size_t watcher_count() const { return watchers_.count(); }
   std::size_t partition_count() const;  // that it leads
   const std::string& failure() const { return failure_; }  // why it only reads; empty: well
   InstanceId id() const { return options_.id; }
+  // Leads it, and nobody else has a part in it: what is asked is answered in the same round.
+  bool is_alone(PartitionId partition) const { return epochs_[static_cast<std::uint32_t>(partition)] != 0; }
   Epoch epoch_of(PartitionId partition) const { return view_of(partition).epoch; }
 
   static constexpr base::Duration kTick = std::chrono::milliseconds(20);
@@ -172,7 +174,7 @@ class Instance {
   Result<void> check_operation(const wire::OperationView& operation, PartitionId partition) const;
   void answer_error(const wire::Frame& frame, const Error& error, std::string& out) const;
   void answer_retry(const wire::Frame& frame, std::string& out);
-  void encode_retry(std::uint8_t op, std::uint64_t request, PartitionId partition, std::string& out);
+  void encode_retry(std::uint8_t op, std::uint64_t request, PartitionId partition, std::string& out, bool maybe = false);
   void answer_at_once(const wire::Frame& frame, const Error& error, std::string& out);
   void answer(const wire::Frame& frame, const Outcome& outcome, std::string& out) const;
   void answer_recorded(const wire::Frame& frame, const Recorded& recorded, std::string& out) const;

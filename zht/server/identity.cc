@@ -28,7 +28,33 @@ base::Result<Identity> parse(const std::string& path, const std::string& text) {
   identity.member = {number("node"), number("incarnation")};
   identity.instance_count = static_cast<std::uint32_t>(number("instances"));
   identity.partition_count = static_cast<std::uint32_t>(number("partitions"));
-  if (identity.member.node == 0 || identity.instance_count == 0 || identity.instance_count > 1024 ||
+  identity.cluster = number("cluster");
+  identity.number = number("number");
+  identity.founding.partitions = identity.partition_count;
+  identity.founding.copies = static_cast<std::uint32_t>(number("copies"));
+  identity.founding.sync_copies = static_cast<std::uint32_t>(number("sync_copies"));
+  const auto text_of = [](const nlohmann::json& in, const char* name) {
+    const auto at = in.find(name);
+    return at != in.end() && at->is_string() ? at->get<std::string>() : std::string();
+  };
+  if (const auto nodes = json.find("founders"); nodes != json.end() && nodes->is_array())
+    for (const auto& one : *nodes) {
+      if (!one.is_object() || !one.contains("instances") || !one["instances"].is_number_unsigned())
+        return fail(Code::corrupt, path, ": a founder of the cluster is not described");
+      const auto count = one["instances"].get<std::uint32_t>();
+      identity.founding.nodes.push_back({text_of(one, "address"), count, text_of(one, "rack")});
+    }
+  if (const auto keepers = json.find("keepers"); keepers != json.end() && keepers->is_array())
+    for (const auto& one : *keepers)
+      if (one.is_number_unsigned()) identity.keepers.push_back(one.get<std::uint64_t>());
+  if (identity.cluster == 0) {  // of a build that knew no clusters: it was alone
+    identity.cluster = identity.member.node;
+    identity.number = 1;
+    identity.founding.nodes = {{{}, identity.instance_count, {}}};
+    identity.keepers = {1};
+  }
+  if (identity.number == 0 || identity.number > 1'000'000 || identity.member.node == 0 || identity.instance_count == 0 ||
+      identity.instance_count > kInstancesOfNode ||
       identity.partition_count < identity.instance_count || identity.partition_count > (1u << 20))
     return fail(Code::corrupt, path, ": node ", identity.member.node, " with ", identity.instance_count, " instances and ",
                 identity.partition_count, " partitions cannot be");
@@ -40,43 +66,51 @@ base::Result<Identity> parse(const std::string& path, const std::string& text) {
 base::Result<Identity> fresh_identity(std::uint32_t wanted_instances, std::uint32_t wanted_partitions,
                                       std::uint32_t default_instances) {
   Identity identity;
-  identity.member = {base::entropy() | 1, 1};
+  identity.member = {base::entropy() | 1, 0};
+  identity.cluster = base::entropy() | 1;
   identity.instance_count = wanted_instances != 0 ? wanted_instances : default_instances;
   identity.partition_count = wanted_partitions != 0 ? wanted_partitions : kDefaultPartitionCount;
   if (identity.partition_count < identity.instance_count)
     return fail(Code::invalid, identity.partition_count, " partitions for ", identity.instance_count,
                 " instances; there must be at least one each");
+  identity.founding.nodes = {{{}, identity.instance_count, {}}};
+  identity.founding.partitions = identity.partition_count;
+  identity.keepers = {1};
   return identity;
 }
 
-base::Result<Identity> begin_life(const std::string& folder, std::uint32_t wanted_instances, std::uint32_t wanted_partitions,
-                                  std::uint32_t default_instances) {
+base::Result<Identity> read_identity(const std::string& folder, std::uint32_t wanted_instances, std::uint32_t wanted_partitions) {
   const std::string path = folder + "/node.json";
-  Identity identity;
   struct stat there {};
-  if (::stat(path.c_str(), &there) == 0) {
-    TRY_LET(text, support::read_file(path));
-    TRY_LET(read, parse(path, text));
-    identity = read;
-    if (wanted_instances != 0 && wanted_instances != identity.instance_count)
-      return fail(Code::invalid, folder, " was made with ", identity.instance_count, " instances, not ", wanted_instances,
-                  "; leave --instances out, or use another data folder");
-    if (wanted_partitions != 0 && wanted_partitions != identity.partition_count)
-      return fail(Code::invalid, folder, " was made with ", identity.partition_count, " partitions, not ", wanted_partitions,
-                  "; leave --partitions out, or use another data folder");
-  } else {
-    TRY_LET(fresh, fresh_identity(wanted_instances, wanted_partitions, default_instances));
-    identity = fresh;
-    identity.member.incarnation = 0;
-  }
+  if (::stat(path.c_str(), &there) != 0) return fail(Code::not_found, path, " is not there yet");
+  TRY_LET(text, support::read_file(path));
+  TRY_LET(identity, parse(path, text));
+  if (wanted_instances != 0 && wanted_instances != identity.instance_count)
+    return fail(Code::invalid, folder, " was made with ", identity.instance_count, " instances, not ", wanted_instances,
+                "; leave --instances out, or use another data folder");
+  if (wanted_partitions != 0 && wanted_partitions != identity.partition_count)
+    return fail(Code::invalid, folder, " was made with ", identity.partition_count, " partitions, not ", wanted_partitions,
+                "; leave --partitions out, or use another data folder");
+  return identity;
+}
+
+base::Result<void> begin_life(const std::string& folder, Identity& identity) {
   identity.member.incarnation++;
+  nlohmann::json nodes = nlohmann::json::array();
+  for (const Founder& one : identity.founding.nodes)
+    nodes.push_back({{"address", one.address}, {"instances", one.instances}, {"rack", one.rack}});
   const nlohmann::json json = {{"format", kDataFormat},
                                {"node", identity.member.node},
                                {"incarnation", identity.member.incarnation},
                                {"instances", identity.instance_count},
-                               {"partitions", identity.partition_count}};
-  TRY(support::write_file_atomically(path, json.dump(2) + "\n"));
-  return identity;
+                               {"partitions", identity.partition_count},
+                               {"cluster", identity.cluster},
+                               {"number", identity.number},
+                               {"founders", nodes},
+                               {"keepers", identity.keepers},
+                               {"copies", identity.founding.copies},
+                               {"sync_copies", identity.founding.sync_copies}};
+  return support::write_file_atomically(folder + "/node.json", json.dump(2) + "\n");
 }
 
 }  // namespace zht::server

@@ -1,5 +1,5 @@
-// What a node is, kept in <data folder>/node.json: its id, how its data is laid out, and its incarnation, which grows,
-// durably, at every start before anything is served.
+// What a node is, kept in <data folder>/node.json: its id, the cluster it belongs to and its number there, how its data is laid
+// out, and its incarnation, which grows, durably, at every start before anything is served.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,7 @@
 
 #include "novoht/base/result.h"
 #include "zht/core/view.h"
+#include "zht/server/founding.h"
 
 namespace zht::server {
 
@@ -16,15 +17,19 @@ struct Identity {
   core::Member member;
   std::uint32_t instance_count = 0;
   std::uint32_t partition_count = 0;
+  std::uint64_t cluster = 0;  // random, or made from the list of nodes
+  std::uint64_t number = 1;   // of the node in its cluster
+  Founding founding;          // how the cluster began, where this node was there
+  std::vector<std::uint64_t> keepers;  // numbers of the nodes that decide
 };
 
-// Reads the identity of the node in `folder`, or makes one with the wanted counts, and begins a new life of it.
-// 0 wanted: whatever it has (new: `default_instances`, 1024). Errors: invalid (made with other counts; what to do),
-// unsupported (a newer format), corrupt, io, no_space.
-base::Result<Identity> begin_life(const std::string& folder, std::uint32_t wanted_instances, std::uint32_t wanted_partitions,
-                                  std::uint32_t default_instances);
+// Reads the identity of the node in `folder`. 0 wanted: whatever it has. Errors: not_found (a new folder), invalid (made with
+// other counts; what to do), unsupported (a newer format), corrupt, io.
+base::Result<Identity> read_identity(const std::string& folder, std::uint32_t wanted_instances, std::uint32_t wanted_partitions);
+// Begins another life of it, the first one of a fresh_identity() too. io, no_space.
+base::Result<void> begin_life(const std::string& folder, Identity& identity);
 
-// Of a node that keeps nothing: another at each start. invalid: fewer partitions than instances.
+// Of a node that begins, alone. 0 wanted: `default_instances`, 1024. invalid: fewer partitions than instances.
 base::Result<Identity> fresh_identity(std::uint32_t wanted_instances, std::uint32_t wanted_partitions,
                                       std::uint32_t default_instances);
 

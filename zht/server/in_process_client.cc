@@ -35,9 +35,13 @@ class InProcessClient::Round final : public LocalRequest {
   void execute(core::Instance& core) override {
     executed_ = true;
     for (std::size_t i = 0; i < count_;) {
+      if (is_elsewhere(core, *items_[i])) {
+        items_[i++]->elsewhere = true;
+        continue;
+      }
       // Plain ones that follow each other go together: the core fetches the memory of all their keys at once.
       std::size_t end = i;
-      while (end < count_ && end - i < kTogether && is_plain(*items_[end]->operation)) end++;
+      while (end < count_ && end - i < kTogether && is_plain(*items_[end]->operation) && !is_elsewhere(core, *items_[end])) end++;
       if (end - i < 2) {
         execute_one(core, i++);
         continue;
@@ -78,6 +82,8 @@ class InProcessClient::Round final : public LocalRequest {
            operation.condition.kind == Condition::Kind::none && operation.ttl.count() == 0 && operation.limit == 0 &&
            operation.range.kind == Range::Kind::whole;
   }
+
+  static bool is_elsewhere(const core::Instance& core, const Item& item) { return !core.is_alone(item.partition); }
 
   // The frame of the i-th item. It borrows from the operation, or from port_.in, which nobody changes before it is executed.
   Result<wire::Frame> frame_of(const core::Instance& core, std::size_t i) {
@@ -212,6 +218,8 @@ void InProcessClient::execute(std::size_t instance, std::vector<Item*>& items) {
     Round(ports_[instance], connection_, items.data() + at, std::min(kRoundSize, items.size() - at)).run();
 }
 
+Client* InProcessClient::elsewhere() const { return options_.elsewhere ? options_.elsewhere() : nullptr; }
+
 void InProcessClient::execute_all(std::vector<Item>& items) {
   std::vector<std::vector<Item*>> of_instance(ports_.size());
   for (Item& item : items)
@@ -230,6 +238,10 @@ Outcome InProcessClient::call(Operation operation, Millis timeout) {
   if (!item.answered) {
     Item* const one = &item;
     Round(ports_[options_.instance_of[static_cast<std::uint32_t>(item.partition)]], connection_, &one, 1).run();
+    if (item.elsewhere) {
+      Client* const other = elsewhere();
+      return other != nullptr ? other->call(std::move(operation), timeout) : failed(Code::unavailable, "the partition is moving");
+    }
   }
   return std::move(item.outcome);
 }
@@ -251,7 +263,17 @@ std::vector<Outcome> InProcessClient::call_all(std::vector<Operation> operations
   execute_all(items);
   std::vector<Outcome> outcomes;
   outcomes.reserve(items.size());
-  for (Item& item : items) outcomes.push_back(std::move(item.outcome));
+  std::vector<Operation> others;
+  for (Item& item : items) {
+    if (item.elsewhere) others.push_back(*item.operation);
+    outcomes.push_back(std::move(item.outcome));
+  }
+  if (others.empty()) return outcomes;
+  Client* const other = elsewhere();
+  std::vector<Outcome> answers = other != nullptr ? other->call_all(std::move(others), timeout)
+                                                  : std::vector<Outcome>(others.size(), failed(Code::unavailable, "the partition is moving"));
+  for (std::size_t i = 0, at = 0; i < items.size(); i++)
+    if (items[i].elsewhere) outcomes[i] = std::move(answers[at++]);
   return outcomes;
 }
 
@@ -289,11 +311,12 @@ void InProcessClient::work() {
   std::vector<Job> jobs;
   std::vector<Arrival> arrivals;
   std::vector<RequestNumber> cancelled;
+  std::vector<Return> returns;
   for (;;) {
     {
       std::unique_lock lock(mutex_);
       asleep_ = true;
-      const auto something = [this] { return closing_ || !jobs_.empty() || !arrivals_.empty() || !cancelled_.empty(); };
+      const auto something = [this] { return closing_ || !jobs_.empty() || !arrivals_.empty() || !cancelled_.empty() || !returns_.empty(); };
       if (next_overdue_ == base::Time::max())
         wanted_.wait(lock, something);
       else
@@ -302,15 +325,31 @@ void InProcessClient::work() {
       jobs.swap(jobs_);
       arrivals.swap(arrivals_);
       cancelled.swap(cancelled_);
-      if (closing_ && jobs.empty() && arrivals.empty()) break;
+      returns.swap(returns_);
+      if (closing_ && jobs.empty() && arrivals.empty() && returns.empty()) break;
     }
     run_jobs(jobs);
     jobs.clear();
     take_arrivals(arrivals);
     arrivals.clear();
+    take_returns(returns);
+    returns.clear();
     end_early(cancelled);
     cancelled.clear();
     end_overdue();
+  }
+  // What is under way elsewhere ends early: its completions come back here.
+  for (const auto& [request, away] : away_) elsewhere()->cancel(away.there);
+  while (!away_.empty()) {
+    {
+      std::unique_lock lock(mutex_);
+      asleep_ = true;
+      wanted_.wait(lock, [this] { return !returns_.empty(); });
+      asleep_ = false;
+      returns.swap(returns_);
+    }
+    take_returns(returns);
+    returns.clear();
   }
   for (auto& [request, waiting] : std::exchange(waiting_, {}))
     waiting.completion(failed(Code::timeout, "the client was closed; the condition did not hold in time"));
@@ -338,12 +377,20 @@ void InProcessClient::run_jobs(std::vector<Job>& jobs) {
     const base::Time deadline = now() + jobs[i].timeout + kCallbackGrace;
     // Known before it is registered: the answer may come at once.
     waiting_[item.request] = {std::move(jobs[i].completion), deadline,
-                              options_.instance_of[static_cast<std::uint32_t>(item.partition)], jobs[i].name};
+                              options_.instance_of[static_cast<std::uint32_t>(item.partition)], jobs[i].name, jobs[i].operation};
     next_overdue_ = std::min(next_overdue_, deadline);
   }
   execute_all(items);
   std::size_t ended = 0;
   for (std::size_t i = 0; i < jobs.size(); i++) {
+    if (items[i].elsewhere) {
+      if (items[i].request != 0) {
+        jobs[i].completion = std::move(waiting_[items[i].request].completion);
+        waiting_.erase(items[i].request);
+      }
+      send_elsewhere(std::move(jobs[i].operation), std::exchange(jobs[i].completion, {}), jobs[i].timeout, jobs[i].name);
+      continue;
+    }
     if (items[i].request != 0) {
       if (!items[i].answered) continue;
       jobs[i].completion = std::move(waiting_[items[i].request].completion);
@@ -370,12 +417,14 @@ void InProcessClient::end_waiting(std::map<std::uint64_t, Waiting>::iterator wai
   completion(std::move(outcome));
 }
 
-// Only callbacks are ever found here: everything else is executed as soon as it is taken.
+// Callbacks, and what is asked elsewhere: everything else is executed as soon as it is taken.
 void InProcessClient::end_early(const std::vector<RequestNumber>& names) {
   for (const RequestNumber name : names) {
     const auto waiting = std::find_if(waiting_.begin(), waiting_.end(),
                                       [&](const auto& one) { return name != 0 && one.second.name == name; });
     if (waiting != waiting_.end()) end_waiting(waiting, failed(Code::timeout, "cancelled"));
+    for (const auto& [request, away] : away_)
+      if (name != 0 && away.name == name) elsewhere()->cancel(away.there);
   }
 }
 
@@ -392,8 +441,41 @@ void InProcessClient::take_arrivals(std::vector<Arrival>& arrivals) {
     if (!frame || !*frame) continue;
     const auto waiting = waiting_.find((*frame)->request);
     if (waiting == waiting_.end()) continue;  // given up meanwhile
+    if ((*frame)->status == wire::kStatusRetry) {  // another node leads the partition now
+      Waiting one = std::move(waiting->second);
+      waiting_.erase(waiting);
+      const auto left = std::chrono::ceil<Millis>(one.deadline - kCallbackGrace - now());
+      send_elsewhere(std::move(one.operation), std::move(one.completion), std::max(left, Millis(1)), one.name);
+      continue;
+    }
     auto outcome = wire::decode_outcome(**frame);
     end_waiting(waiting, outcome ? *std::move(outcome) : failed(outcome.code(), outcome.error().message));
+  }
+}
+
+void InProcessClient::send_elsewhere(Operation operation, Completion completion, Millis timeout, RequestNumber name) {
+  const std::uint64_t request = ++requests_;
+  away_[request] = {std::move(completion), 0, name};
+  Client* const other = elsewhere();
+  const auto come_back = [this, request](Outcome outcome) {  // on the other client's thread
+    const std::lock_guard lock(mutex_);
+    returns_.push_back({request, std::move(outcome)});
+    if (asleep_) wanted_.notify_one();
+  };
+  if (other == nullptr) return come_back(failed(Code::unavailable, "the partition is moving"));
+  away_[request].there = other->start(std::move(operation), come_back, timeout);
+}
+
+void InProcessClient::take_returns(std::vector<Return>& returns) {
+  for (Return& one : returns) {
+    const auto away = away_.find(one.request);
+    const Completion completion = std::move(away->second.completion);
+    away_.erase(away);
+    {
+      const std::lock_guard lock(mutex_);
+      if (in_flight_-- == options_.max_in_flight) room_.notify_all();
+    }
+    completion(std::move(one.outcome));
   }
 }
 

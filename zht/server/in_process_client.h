@@ -9,9 +9,13 @@
 // Requests reach the core as frames, as a socket would bring them: one path to test. Most frames only point to the
 // operation's own key and value; the others are encoded. The identity of a request is (this client and instance, sequence),
 // numbered while the core is held; nothing here is ever sent twice, so the floor is always just below.
+//
+// All this is for partitions that this node has to itself. One that other nodes have copies of, or lead, is asked over a socket
+// as any client does: its answer takes a network's time anyway, and may need another try elsewhere.
 #pragma once
 
 #include <condition_variable>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -31,6 +35,7 @@ class InProcessClient final : public Client {
     std::vector<std::uint32_t> instance_of;  // partition -> index into `instances`
     Millis timeout{10'000};                  // of a callback without one
     std::size_t max_in_flight = 65'536;      // of submit()
+    std::function<Client*()> elsewhere;      // the client for what other nodes have a part in; any thread, lives as `owner` does
   };
   // `number`: another for each client of a node. The instances live as long as `owner` is held, and may have stopped:
   // every operation is then `unavailable`.
@@ -60,6 +65,7 @@ class InProcessClient final : public Client {
     std::uint64_t request = 0;   // callback
     std::uint64_t timeout_ms = 0;
     bool answered = false;       // else a callback that waits
+    bool elsewhere = false;      // not this node's alone: nothing was done
   };
   class Round;
   struct Job {  // submitted
@@ -73,6 +79,15 @@ class InProcessClient final : public Client {
     base::Time deadline{};
     std::size_t instance = 0;
     RequestNumber name = 0;
+    Operation operation;
+  };
+  struct Return {  // of what was asked elsewhere
+    std::uint64_t request = 0;
+    Outcome outcome;
+  };
+  struct Away {
+    Completion completion;
+    RequestNumber there = 0, name = 0;
   };
   struct Arrival {
     std::size_t instance = 0;
@@ -80,6 +95,7 @@ class InProcessClient final : public Client {
   };
 
   RequestNumber enqueue(Job job, bool named);
+  Client* elsewhere() const;
   void prepare(Item& item) const;
   void execute(std::size_t instance, std::vector<Item*>& items);
   void execute_all(std::vector<Item>& items);
@@ -89,6 +105,8 @@ class InProcessClient final : public Client {
   void end_waiting(std::map<std::uint64_t, Waiting>::iterator waiting, Outcome outcome);
   void end_early(const std::vector<RequestNumber>& names);
   void end_overdue();
+  void send_elsewhere(Operation operation, Completion completion, Millis timeout, RequestNumber name);
+  void take_returns(std::vector<Return>& returns);
 
   const Options options_;
   const std::shared_ptr<void> owner_;
@@ -99,11 +117,13 @@ class InProcessClient final : public Client {
   std::map<std::uint64_t, Waiting> waiting_;  // by request
   std::uint64_t requests_ = 0;
   base::Time next_overdue_ = base::Time::max();
+  std::map<std::uint64_t, Away> away_;
 
   mutable std::mutex mutex_;  // guards what follows; taken with a core in hand, never the other way round
   std::condition_variable wanted_, room_;
   std::vector<Job> jobs_;
   std::vector<Arrival> arrivals_;
+  std::vector<Return> returns_;
   std::vector<RequestNumber> cancelled_;
   RequestNumber names_ = 0;
   std::size_t in_flight_ = 0;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <asio/post.hpp>
 
+#include "zht/core/replication/peer_frame.h"
 #include "zht/support/log.h"
 
 namespace zht::server {
@@ -17,15 +18,15 @@ const support::Log& logger() {
 }  // namespace
 
 InstanceThread::InstanceThread(Options options, base::FileSystem& files, const base::Clock& clock,
-                               const Procedures& procedures, const core::MembershipTable& table,
-                               const std::string& encoded_table, asio::thread_pool& sync_pool)
+                               const Procedures& procedures, const PublishedTable& table,
+                               asio::thread_pool& sync_pool)
     : options_(std::move(options)), files_(files), clock_(clock), procedures_(procedures), table_(table),
-      encoded_table_(encoded_table), sync_pool_(sync_pool), latencies_(noted_.size()) {}
+      sync_pool_(sync_pool), latencies_(noted_.size()) {}
 
 InstanceThread::~InstanceThread() { stop(); }
 
 base::Result<void> InstanceThread::open() {
-  TRY_LET(core, core::Instance::open(files_, options_.folder, options_.core, procedures_, table_));
+  TRY_LET(core, core::Instance::open(files_, options_.folder, options_.core, procedures_, std::move(options_.views)));
   core_ = std::move(core);
   const auto store = core_->store_statistics();
   logger().info("recovered", {{"instance", static_cast<std::uint32_t>(options_.core.id)},
@@ -67,6 +68,7 @@ void InstanceThread::stop() {
   const LocalQueue::Hold hold(local_);  // local requests from now on find no core
   for (auto& [connection, deliver] : sinks_) deliver({});
   sinks_.clear();
+  links_.clear();
   endpoint_.reset();
   core_.reset();
 }
@@ -94,7 +96,7 @@ std::size_t InstanceThread::on_frames(net::ConnectionNumber from, std::span<cons
   const std::size_t most = from == net::kNoConnection ? SIZE_MAX : net::kReplyBytesAtOnce, all = frames.size();
   while (!frames.empty()) {
     const auto control = std::find_if(frames.begin(), frames.end(), [](const wire::Frame& frame) {
-      return frame.type == wire::FrameType::control_request;
+      return frame.type == wire::FrameType::control_request || frame.type == wire::FrameType::peer;
     });
     const auto before = static_cast<std::size_t>(control - frames.begin());
     if (before > 0) {
@@ -103,7 +105,8 @@ std::size_t InstanceThread::on_frames(net::ConnectionNumber from, std::span<cons
       if (done < before) break;
     }
     if (frames.empty()) break;
-    on_control(frames[0], out);
+    if (frames[0].type == wire::FrameType::peer) on_peer(frames[0]);
+    else on_control(frames[0], out);
     frames = frames.subspan(1);
   }
   return all - frames.size();
@@ -113,7 +116,7 @@ std::size_t InstanceThread::on_frames(net::ConnectionNumber from, std::span<cons
 void InstanceThread::on_control(const wire::Frame& frame, std::string& out) const {
   const auto kind = static_cast<wire::ControlKind>(frame.op);
   if (kind == wire::ControlKind::membership)
-    return wire::encode_control(out, wire::FrameType::control_reply, kind, frame.request, Code::ok, {}, encoded_table_);
+    return wire::encode_control(out, wire::FrameType::control_reply, kind, frame.request, Code::ok, {}, *table_.get());
   wire::encode_control(out, wire::FrameType::control_reply, kind, frame.request, Code::invalid,
                        kind == wire::ControlKind::hello ? "this node has no cluster secret" : "this is an instance; ask the node's manager", {});
 }
@@ -140,7 +143,12 @@ void InstanceThread::execute(LocalRequest* requests) {
 // Ends the core's round and hands on what it sends by itself.
 bool InstanceThread::close_core_round() {
   const bool was_well = core_->failure().empty();
+  send_to_peers();  // they work while the own disk does
   const auto written = core_->end_round();
+  core_->finish_round(clock_.now());
+  send_to_peers();
+  if (InstanceNews news = gather_news(); options_.tell_manager && (!news.wishes.empty() || !news.views.empty()))
+    options_.tell_manager(std::move(news));
   if (!written) {
     if (was_well) logger().error("the store failed and only reads from now on", {{"error", written.error()}});
     return false;
@@ -160,6 +168,65 @@ bool InstanceThread::close_core_round() {
     }
   }
   return true;
+}
+
+InstanceNews InstanceThread::gather_news() { return {core_->take_wishes(), core_->take_news()}; }
+
+void InstanceThread::send_to_peers() {
+  std::vector<replication::PeerMessage> messages = core_->take_peer_messages();
+  if (messages.empty()) return;
+  const auto send = [this](const std::vector<replication::PeerMessage>& all) {
+    for (const replication::PeerMessage& message : all) {
+      const auto address = addresses_.find(message.to);
+      if (address == addresses_.end()) continue;
+      auto& link = links_[static_cast<std::uint32_t>(message.to)];
+      if (!link) link = std::make_unique<net::PeerLink>(loop_, net::PeerLinkOptions{.opener = options_.opener});
+      link->lead_to(address->second);
+      wire::Gathered frames;
+      replication::encode_peer(frames, message, options_.cluster);
+      link->send(std::move(frames));
+    }
+  };
+  if (in_round_) return send(messages);
+  loop_.post([send, messages = std::move(messages)] { send(messages); });  // a caller's thread: links belong to the loop's
+}
+
+void InstanceThread::on_peer(const wire::Frame& frame) {
+  if (replication::cluster_of(frame) != options_.cluster) return;
+  const auto message = replication::decode_peer(frame);
+  if (message) core_->on_peer(*message);
+  else logger().warn("a message that is not one", {{"error", message.error()}});
+}
+
+void InstanceThread::take(const ClusterNews& news) {
+  if (news.sites) core_->set_sites(*news.sites);
+  if (news.candidates) core_->set_candidates(*news.candidates);
+  if (news.addresses) addresses_ = *news.addresses;
+  for (const replication::ViewNews& one : news.views) core_->adopt(one.partition, one.view);
+  for (const replication::Placed& one : news.goals)
+    if (core_->view_of(one.partition).primary == core_->self()) core_->set_goal(one.partition, one.goal);
+}
+
+void InstanceThread::tell(std::shared_ptr<const ClusterNews> news) {
+  loop_.post([this, news = std::move(news)] {
+    if (endpoint_) endpoint_->run_round([&] { take(*news); });
+  });
+}
+
+InstanceNews InstanceThread::settle(const ClusterNews& news) {
+  core_->begin_round(clock_.now(), clock_.wall());
+  take(news);
+  core_->on_tick();
+  (void)core_->take_peer_messages();  // nobody is reached yet; what matters is said again
+  (void)core_->end_round();           // a failure is seen in the first round that serves
+  core_->finish_round(clock_.now());
+  (void)core_->take_peer_messages();
+  return gather_news();
+}
+
+void InstanceThread::with_instance(const std::function<void(core::Instance&)>& look) {
+  const LocalQueue::Hold hold(local_);
+  if (core_) look(*core_);
 }
 
 // One look at the clock a round, however many operations were in it.

@@ -4,14 +4,19 @@
 #include <asio/thread_pool.hpp>
 #include <array>
 #include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
-#include <vector>
 #include <unordered_map>
+#include <vector>
 
 #include "zht/core/instance.h"
+#include "zht/core/replication/balancer.h"
 #include "zht/net/frame_server.h"
+#include "zht/net/peer_link.h"
 #include "zht/support/histogram.h"
 #include "zht/server/local_queue.h"
 
@@ -25,11 +30,46 @@ struct InstanceReport {
   std::vector<support::CoarseHistogram> latencies;  // nanoseconds, by OpKind
 };
 
+// The membership table as clients are given it; any thread.
+class PublishedTable {
+ public:
+  void set(std::string encoded) {
+    auto fresh = std::make_shared<const std::string>(std::move(encoded));
+    const std::lock_guard lock(mutex_);
+    encoded_ = std::move(fresh);
+  }
+  std::shared_ptr<const std::string> get() const {
+    const std::lock_guard lock(mutex_);
+    return encoded_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::shared_ptr<const std::string> encoded_ = std::make_shared<const std::string>();
+};
+
+// What the manager has for an instance. Shared by all of a node.
+struct ClusterNews {
+  std::vector<replication::ViewNews> views;
+  std::vector<replication::Placed> goals;
+  std::optional<std::vector<replication::Candidate>> candidates;
+  std::optional<std::map<InstanceId, replication::Site>> sites;
+  std::optional<std::map<InstanceId, std::string>> addresses;  // host:port
+};
+// What an instance has for the manager.
+struct InstanceNews {
+  std::vector<replication::Wish> wishes;
+  std::vector<replication::ViewNews> views;
+};
+
 class InstanceThread final : private net::FrameHandler {
  public:
   struct Options {
     core::InstanceOptions core;
     std::string folder;             // of its store
+    std::vector<replication::View> views;  // by partition, as known at the start
+    std::uint64_t cluster = 0;      // whom it listens to
+    std::function<void(InstanceNews)> tell_manager;  // called on any thread, inside a round: it must only hand on
     base::Duration sync_interval = std::chrono::seconds(1);
     std::size_t max_connections = 20'000;
     base::Duration busy_poll{};     // see net::EventLoop
@@ -37,7 +77,7 @@ class InstanceThread final : private net::FrameHandler {
   };
   // `sync_pool` runs the syncs of durability interval. All references outlive it.
   InstanceThread(Options options, base::FileSystem& files, const base::Clock& clock, const Procedures& procedures,
-                 const core::MembershipTable& table, const std::string& encoded_table, asio::thread_pool& sync_pool);
+                 const PublishedTable& table, asio::thread_pool& sync_pool);
   ~InstanceThread() override;
 
   // On the starting thread, before run(): recovers the store; takes the endpoints.
@@ -46,6 +86,11 @@ class InstanceThread final : private net::FrameHandler {
   base::Result<std::string> listen_tcp(const std::string& address);
   base::Result<void> listen_udp(const std::string& address);
 
+  // On the starting thread, before run(): a round without requests, after `news` was taken; what it has to say is returned.
+  InstanceNews settle(const ClusterNews& news);
+  void tell(std::shared_ptr<const ClusterNews> news);  // any thread
+  // Runs `look` with the core in hand, between rounds; `look` must be short. Any thread.
+  void with_instance(const std::function<void(core::Instance&)>& look);
   void run();   // starts the thread
   void stop();  // lets the round at hand finish, syncs (unless durability none), ends the thread; any thread
   // Asks for a report, which `deliver` gets on the instance's thread.
@@ -72,6 +117,10 @@ class InstanceThread final : private net::FrameHandler {
   void local_round(LocalRequest* requests);
   void execute(LocalRequest* requests);
   bool close_core_round();
+  void on_peer(const wire::Frame& frame);
+  void take(const ClusterNews& news);
+  void send_to_peers();
+  InstanceNews gather_news();
   void note_times();
   // Runs `work` as the core's holder; the loop's thread only, inside a round or not.
   template <class Work>
@@ -85,8 +134,7 @@ class InstanceThread final : private net::FrameHandler {
   base::FileSystem& files_;
   const base::Clock& clock_;
   const Procedures& procedures_;
-  const core::MembershipTable& table_;
-  const std::string& encoded_table_;
+  const PublishedTable& table_;
   asio::thread_pool& sync_pool_;
   net::EventLoop loop_;
   std::unique_ptr<core::Instance> core_;
@@ -98,6 +146,9 @@ class InstanceThread final : private net::FrameHandler {
   bool in_round_ = false;  // of the loop's thread, which then holds local_
   LocalQueue local_{[this](LocalRequest* requests) { local_round(requests); }};  // whoever holds it owns core_ and sinks_
   std::unordered_map<net::ConnectionNumber, std::function<void(std::string)>> sinks_;
+  // The loop's thread alone.
+  std::unordered_map<std::uint32_t, std::unique_ptr<net::PeerLink>> links_;  // by instance
+  std::map<InstanceId, std::string> addresses_;
   std::thread thread_;
 };
 

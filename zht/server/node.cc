@@ -8,17 +8,27 @@
 #include <future>
 #include <thread>
 #include <limits>
+#include <map>
+#include <mutex>
+#include <set>
+#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "zht/client.h"
+#include "zht/client/channel.h"
+#include "zht/client/network_client.h"
+#include "zht/client/table.h"
 #include "zht/net/frame_server.h"
+#include "zht/net/peer_link.h"
 #include "zht/operation_names.h"
 #include "zht/resp/gateway.h"
 #include "zht/security/guard.h"
+#include "zht/server/cluster.h"
 #include "zht/server/http_endpoint.h"
 #include "zht/server/identity.h"
 #include "zht/server/in_process_client.h"
 #include "zht/server/instance_thread.h"
+#include "zht/server/manager_codec.h"
 #include "zht/server/mapped_files.h"
 #include "zht/server/no_files.h"
 #include "zht/server/metrics.h"
@@ -42,36 +52,10 @@ const support::Log& logger() {
   return log;
 }
 
-std::string encode_table(const core::MembershipTable& table, std::uint64_t max_value_size) {
-  wire::MembershipTable message;
-  message.set_version(table.version);
-  message.set_partition_count(table.partition_count());
-  message.set_max_value_size(max_value_size);
-  for (const auto& instance : table.instances) {
-    auto* one = message.add_instances();
-    one->set_id(static_cast<std::uint32_t>(instance.id));
-    one->mutable_member()->set_node(instance.member.node);
-    one->mutable_member()->set_incarnation(instance.member.incarnation);
-    one->set_tcp(instance.tcp);
-    one->set_unix_socket(instance.unix_socket);
-    one->set_udp(instance.udp);
-  }
-  wire::PartitionRun* run = nullptr;
-  for (std::uint32_t p = 0; p < table.partition_count(); p++) {
-    const core::View& view = table.partitions[p];
-    if (run != nullptr && view == table.partitions[p - 1]) {
-      run->set_count(run->count() + 1);
-      continue;
-    }
-    run = message.add_partitions();
-    run->set_first(p);
-    run->set_count(1);
-    run->mutable_view()->set_epoch(static_cast<std::uint64_t>(view.epoch));
-    run->mutable_view()->set_primary(static_cast<std::uint32_t>(view.primary));
-    for (InstanceId id : view.sync) run->mutable_view()->add_sync(static_cast<std::uint32_t>(id));
-    for (InstanceId id : view.learners) run->mutable_view()->add_learners(static_cast<std::uint32_t>(id));
-  }
-  return message.SerializeAsString();
+// Who leads and follows, as it changes: the story of a failover, in order.
+const support::Log& view_logger() {
+  static const support::Log log("zht.view");
+  return log;
 }
 
 bool is_loopback(const std::string& host) {
@@ -135,8 +119,24 @@ struct Node::Parts final : net::FrameHandler {
   base::Time started{};
   std::unique_ptr<base::FileSystem> files = base::real_files();
   std::optional<support::LockFile> lock;
-  core::MembershipTable table;
-  std::string encoded_table;
+  PublishedTable table;
+  std::unique_ptr<Cluster> cluster;
+  std::vector<wire::Instance> own;  // addresses of the instances here
+  std::map<std::uint64_t, std::unique_ptr<net::PeerLink>> links;  // to other managers, by node
+  std::map<std::uint64_t, std::string> managers;                  // where they listen
+  std::string saved_managers;                                     // as in others.json
+  std::vector<replication::Candidate> candidates;                 // as the instances were told
+  std::map<InstanceId, std::string> addresses;
+  std::map<InstanceId, replication::Site> sites;
+  struct Joining {
+    net::ConnectionNumber connection;
+    std::uint64_t request, uid;
+    base::Time until;
+  };
+  std::vector<Joining> joining;
+  base::Time next_look{};
+  bool pump_wanted = false, leaving = false;
+  base::Time hand_over_until{}, next_goals{}, left_at{};
   asio::thread_pool pool{1};  // syncs, and the end of services
   std::vector<std::unique_ptr<InstanceThread>> instances;
   net::EventLoop loop;
@@ -153,6 +153,9 @@ struct Node::Parts final : net::FrameHandler {
   bool stopping = false;
   std::thread manager;  // of an embedded node
   std::atomic<std::uint64_t> clients{0};
+  std::once_flag elsewhere_once;
+  std::unique_ptr<Client> elsewhere;  // of clients in this process, for what other nodes have a part in
+  Client* client_elsewhere();
 
   std::size_t on_frames(net::ConnectionNumber from, std::span<const wire::Frame> frames, std::string& out) override {
     for (const wire::Frame& frame : frames) on_frame(from, frame, out);
@@ -161,13 +164,34 @@ struct Node::Parts final : net::FrameHandler {
   void on_frame(net::ConnectionNumber from, const wire::Frame& frame, std::string& out);
   void gather(std::function<void(const wire::Status&)> deliver);
   void status(net::ConnectionNumber to, std::uint64_t request);
+  void migrate(const wire::Frame& frame, std::string& out);
+  void tell_cluster(wire::ClusterStatus& to);
   Result<void> listen_for_redis(Node& node);
   Result<void> listen_for_http();
   void end_redis();
   void sync(net::ConnectionNumber to, std::uint64_t request);
   void keep_services();
   void stop();
+  // The cluster.
+  Result<void> choose_identity(unsigned cores);
+  Result<Identity> join_cluster();
+  Result<void> open_cluster();
+  void settle();
+  void introduce();
+  void pump();
+  void pump_soon();
+  void hand_over();
+  void look_whether_empty();
+  void look_around(base::Time now);
+  void send(const replication::ManagerMessage& message);
+  void tell_all(ClusterNews news);
+  void answer_joining(base::Time now);
+  std::string join_reply(std::uint64_t number);
+  void remember_others();
+  replication::Timing timing() const;
+  void begin_ticks();
   Result<void> open_instances(const Procedures& procedures);
+  std::string reachable(const std::string& bound) const;
   Result<void> listen_as_manager();
   Result<void> listen();
 };
@@ -178,10 +202,16 @@ void Node::Parts::on_frame(net::ConnectionNumber from, const wire::Frame& frame,
     wire::encode_control(out, wire::FrameType::control_reply, kind, frame.request, code, message, body);
   };
   if (frame.type == wire::FrameType::goodbye) return;
+  if (frame.type == wire::FrameType::manager) {
+    if (frame.first != identity.cluster) return;
+    if (const auto message = decode_manager(frame)) cluster->on_message(*message, clock.now()), pump_soon();
+    else logger().warn("a message that is not one", {{"error", message.error()}});
+    return;
+  }
   if (frame.type != wire::FrameType::control_request)
     return reply(Code::invalid, "this is a node's manager; operations go to the instances its table names", {});
   switch (kind) {
-    case wire::ControlKind::membership: return reply(Code::ok, {}, encoded_table);
+    case wire::ControlKind::membership: return reply(Code::ok, {}, *table.get());
     case wire::ControlKind::status: return status(from, frame.request);
     case wire::ControlKind::stop:
       if (settings.embedded) return reply(Code::invalid, "this node is part of another program, which alone ends it", {});
@@ -194,6 +224,27 @@ void Node::Parts::on_frame(net::ConnectionNumber from, const wire::Frame& frame,
       services->look(std::chrono::steady_clock::now());
       return reply(Code::ok, {}, {});
     case wire::ControlKind::sync: return sync(from, frame.request);
+    case wire::ControlKind::join: {
+      wire::JoinRequest request;
+      if (tcp.empty()) return reply(Code::invalid, "this node listens on no address that others could reach; set listen", {});
+      if (!request.ParseFromArray(frame.value.data(), static_cast<int>(frame.value.size())) || request.uid() == 0)
+        return reply(Code::invalid, "a request to join that cannot be read", {});
+      joining.push_back({from, frame.request, request.uid(), clock.now() + std::chrono::seconds(10)});
+      return answer_joining(clock.now());
+    }
+    case wire::ControlKind::leave: {
+      const auto& keepers = cluster->keepers();
+      if (cluster->alone(clock.now())) return reply(Code::invalid, "this node is alone; what it holds is nowhere else", {});
+      if (std::find(keepers.begin(), keepers.end(), identity.number) != keepers.end())
+        return reply(Code::conflict, "node " + std::to_string(identity.number) + " is a keeper of the membership table, and those stay", {});
+      leaving = true;
+      cluster->set_leaving(true);
+      logger().info("asked to leave", {{"node", identity.number}});
+      return reply(Code::ok, {}, {});
+    }
+    case wire::ControlKind::migrate: return migrate(frame, out);
+    case wire::ControlKind::complain:
+    case wire::ControlKind::recover: break;
     case wire::ControlKind::hello:
     case wire::ControlKind::prove: return reply(Code::unsupported, "this node has no cluster secret", {});
   }
@@ -231,16 +282,17 @@ void Node::Parts::gather(std::function<void(const wire::Status&)> deliver) {
   message.set_partition_count(identity.partition_count);
   message.set_max_value_size(settings.max_value_size);
   message.set_build(ZHT_VERSION);
+  tell_cluster(*message.mutable_cluster());
   for (const auto& service : services->running()) {
     auto* one = message.add_services();
     one->set_name(service.name);
     one->set_pid(static_cast<std::uint64_t>(service.pid));
   }
-  for (const auto& instance : table.instances) {
+  for (const auto& instance : own) {
     auto* one = message.add_instances();
-    one->set_id(static_cast<std::uint32_t>(instance.id));
-    one->set_tcp(instance.tcp);
-    one->set_unix_socket(instance.unix_socket);
+    one->set_id(instance.id());
+    one->set_tcp(instance.tcp());
+    one->set_unix_socket(instance.unix_socket());
   }
   gathering->left = instances.size();
   gathering->deliver = std::move(deliver);
@@ -259,6 +311,8 @@ void Node::Parts::gather(std::function<void(const wire::Status&)> deliver) {
         one.set_rounds(report.operations.rounds);
         one.set_syncs(report.store.syncs);
         one.set_redirects(report.operations.redirects);
+        one.set_held(report.operations.held);
+        one.set_let_go(report.operations.let_go);
         one.set_failure(report.failure);
         one.set_changes(report.operations.changes);
         one.set_retries_answered(report.operations.retries_answered);
@@ -271,6 +325,97 @@ void Node::Parts::gather(std::function<void(const wire::Status&)> deliver) {
       });
     });
   }
+}
+
+// Where every partition is, as far as this node knows, and whether there is enough of it.
+void Node::Parts::tell_cluster(wire::ClusterStatus& to) {
+  const base::Time now = clock.now();
+  to.set_cluster(base::to_hex(Bytes(reinterpret_cast<const char*>(&identity.cluster), sizeof identity.cluster)));
+  to.set_node(identity.number);
+  to.set_table_version(cluster->version());
+  for (std::uint64_t keeper : cluster->keepers()) to.add_keepers(keeper);
+  std::map<std::uint64_t, wire::ClusterNode*> nodes;
+  std::size_t there = 0, living_keepers = 0;
+  for (const auto& [info, lives] : cluster->nodes(now)) {
+    const auto number = static_cast<std::uint64_t>(info->node);
+    if (info->leaving && info->instances.empty()) continue;
+    wire::NodeAbout about;
+    (void)about.ParseFromString(info->about);
+    auto* one = to.add_nodes();
+    nodes[number] = one;
+    one->set_node(number);
+    one->set_address(about.manager());
+    one->set_rack(about.rack());
+    one->set_instances(static_cast<std::uint32_t>(info->instances.size()));
+    one->set_lives(lives);
+    one->set_leaving(info->leaving);
+    one->set_incarnation(info->heartbeat >> 32);
+    there++;
+    const auto& keepers = cluster->keepers();
+    const bool keeps = std::find(keepers.begin(), keepers.end(), number) != keepers.end();
+    one->set_keeper(keeps);
+    living_keepers += keeps && lives;
+  }
+  to.set_living_keepers(static_cast<std::uint32_t>(living_keepers));
+  const std::size_t copies = std::min<std::size_t>(settings.replicas, there), sync = std::min<std::size_t>(settings.sync_replicas, there);
+  for (std::uint32_t p = 0; p < identity.partition_count; p++) {
+    const replication::View& view = cluster->view(PartitionId{p});
+    const auto count = [&](replication::Member one, auto add) {
+      if (const auto node = nodes.find(node_of(one.instance)); node != nodes.end()) add(*node->second);
+    };
+    const auto lives = [&](replication::Member one) {
+      const auto node = nodes.find(node_of(one.instance));
+      return node != nodes.end() && node->second->lives() && node->second->incarnation() == one.incarnation;
+    };
+    if (view.epoch == Epoch{0}) {
+      to.set_unknown(to.unknown() + 1);
+      continue;
+    }
+    count(view.primary, [](wire::ClusterNode& one) { one.set_leads(one.leads() + 1); });
+    std::size_t living = 0;
+    for (replication::Member one : view.sync) {
+      count(one, [](wire::ClusterNode& node) { node.set_copies(node.copies() + 1); });
+      living += lives(one);
+    }
+    for (replication::Member one : view.learners) count(one, [](wire::ClusterNode& node) { node.set_learns(node.learns() + 1); });
+    if (living == 0) to.set_unavailable(to.unavailable() + 1);
+    else if (!lives(view.primary)) to.set_leaderless(to.leaderless() + 1);
+    if (living > 0 && living < sync) to.set_at_risk(to.at_risk() + 1);
+    if (view.sync.size() + view.learners.size() < copies) to.set_short_of_copies(to.short_of_copies() + 1);
+    if (view.sync.size() + view.learners.size() > copies) to.set_moving(to.moving() + 1);
+  }
+}
+
+// A wish: where the partitions named shall be led, and by that, where a copy shall be.
+void Node::Parts::migrate(const wire::Frame& frame, std::string& out) {
+  const auto reply = [&](Code code, Bytes message) {
+    wire::encode_control(out, wire::FrameType::control_reply, wire::ControlKind::migrate, frame.request, code, message, {});
+  };
+  wire::MigrateRequest request;
+  if (!request.ParseFromArray(frame.value.data(), static_cast<int>(frame.value.size()))) return reply(Code::invalid, "a request that cannot be read");
+  const InstanceId to{request.to()};
+  const auto candidates_now = cluster->candidates(clock.now());
+  if (std::none_of(candidates_now.begin(), candidates_now.end(), [&](const auto& one) { return one.member.instance == to; }))
+    return reply(Code::not_found, "instance " + std::to_string(request.to()) + " is not there, or has no room; see: zht members");
+  for (std::uint32_t p : request.partitions()) {
+    if (p >= identity.partition_count)
+      return reply(Code::invalid, "partition " + std::to_string(p) + " of " + std::to_string(identity.partition_count));
+    const replication::View& view = cluster->view(PartitionId{p});
+    replication::Placed placed{PartitionId{p}, {to, {}}};
+    for (const replication::Members* members : {&view.sync, &view.learners})
+      for (replication::Member one : *members) placed.goal.members.push_back(one.instance);
+    auto& members = placed.goal.members;
+    if (std::find(members.begin(), members.end(), to) == members.end()) {
+      // It takes the place of the copy on its own node, or of the one that leads now.
+      auto place = std::find_if(members.begin(), members.end(), [&](InstanceId one) { return node_of(one) == node_of(to); });
+      if (place == members.end() && members.size() >= settings.replicas) place = std::find(members.begin(), members.end(), view.primary.instance);
+      if (place == members.end()) members.push_back(to);
+      else *place = to;
+    }
+    cluster->send_goal(placed);
+  }
+  pump_soon();
+  reply(Code::ok, {});
 }
 
 void Node::Parts::status(net::ConnectionNumber to, std::uint64_t request) {
@@ -305,28 +450,395 @@ void Node::Parts::sync(net::ConnectionNumber to, std::uint64_t request) {
   }
 }
 
+// --- the cluster ---
+
+Result<void> Node::Parts::choose_identity(unsigned cores) {
+  const auto instance_count = static_cast<std::uint32_t>(settings.instances), partitions = static_cast<std::uint32_t>(settings.partitions);
+  auto known = read_identity(settings.data, instance_count, partitions);
+  if (known) {
+    identity = *known;
+  } else if (known.code() != Code::not_found) {
+    return known.error();
+  } else if (!settings.join.empty()) {
+    TRY_LET(joined, join_cluster());
+    identity = joined;
+    identity.instance_count = instance_count != 0 ? instance_count : cores;
+    if (partitions != 0 && partitions != identity.partition_count)
+      return fail(Code::invalid, "the cluster has ", identity.partition_count, " partitions, not ", partitions, "; leave --partitions out");
+  } else if (!settings.nodes.empty()) {
+    TRY_LET(mine, net::parse_address(settings.listen));
+    // One instance where nothing is said: the number must be the same whoever computes it.
+    TRY_LET(nodes, parse_nodes(settings.nodes, mine.second, std::max(1u, instance_count)));
+    const std::string host = settings.advertise.empty() ? mine.first : settings.advertise;
+    char name[256] = {};
+    ::gethostname(name, sizeof name - 1);
+    std::size_t self = nodes.size();
+    for (std::size_t n = 0; n < nodes.size(); n++) {
+      const auto parsed = net::parse_address(nodes[n].address);
+      const bool here = parsed && parsed->second == mine.second &&
+                        (parsed->first == host || parsed->first == name || parsed->first == std::string(name).substr(0, std::string(name).find('.')));
+      if (here) self = std::min(self, n);
+    }
+    if (self == nodes.size())
+      return fail(Code::invalid, settings.nodes, " does not name this node, ", host, ":", mine.second,
+                  "; --listen or --advertise must be as the list has it");
+    TRY_LET(fresh, fresh_identity(nodes[self].instances, partitions, cores));
+    identity = fresh;
+    identity.number = self + 1;
+    identity.founding.nodes = nodes;
+    identity.founding.copies = static_cast<std::uint32_t>(settings.replicas);
+    identity.founding.sync_copies = static_cast<std::uint32_t>(settings.sync_replicas);
+    identity.cluster = cluster_id(identity.founding);
+    identity.keepers.clear();
+    for (std::size_t n = 1; n <= identity.founding.keepers(); n++) identity.keepers.push_back(n);
+  } else {
+    TRY_LET(fresh, fresh_identity(instance_count, partitions, cores));
+    identity = fresh;
+    identity.founding.copies = static_cast<std::uint32_t>(settings.replicas);
+    identity.founding.sync_copies = static_cast<std::uint32_t>(settings.sync_replicas);
+  }
+  return begin_life(settings.data, identity);
+}
+
+// Asks a node of the cluster for a number, until there is one.
+Result<Identity> Node::Parts::join_cluster() {
+  TRY_LET(seeds, client::parse_cluster(settings.join, opener));
+  wire::JoinRequest request;
+  const std::uint64_t uid = base::entropy() | 1;
+  request.set_uid(uid);
+  request.set_build(ZHT_VERSION);
+  Error last{Code::unavailable, "no node to join"};
+  const base::Time until = clock.now() + std::chrono::seconds(60);
+  for (std::size_t n = 0; clock.now() < until; n++) {
+    const client::Address& seed = seeds[n % seeds.size()];
+    const base::Time deadline = clock.now() + std::chrono::seconds(11);
+    auto channel = client::Channel::open(seed, deadline);
+    auto answer = channel ? channel->control(wire::ControlKind::join, request.SerializeAsString(), deadline)
+                          : Result<std::string>(channel.error());
+    wire::JoinReply reply;
+    if (answer && reply.ParseFromString(*answer) && reply.number() != 0 && reply.partition_count() != 0) {
+      Identity joined;
+      joined.member = {uid, 0};
+      joined.cluster = reply.cluster();
+      joined.number = reply.number();
+      joined.partition_count = reply.partition_count();
+      joined.keepers.assign(reply.keepers().begin(), reply.keepers().end());
+      joined.founding.partitions = reply.partition_count();
+      for (const wire::NodeInfo& one : reply.nodes()) {
+        wire::NodeAbout about;
+        if (about.ParseFromString(one.about()) && !about.manager().empty()) managers[one.node()] = about.manager();
+      }
+      logger().info("joined", {{"cluster", base::to_hex(Bytes(reinterpret_cast<const char*>(&joined.cluster), 8))},
+                               {"node", joined.number}, {"through", seed.text()}});
+      return joined;
+    }
+    last = answer ? fail(Code::corrupt, seed.text(), ": an answer that cannot be read") : answer.error();
+    if (last.code == Code::invalid || last.code == Code::unsupported) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  }
+  return base::add_context("joining " + settings.join, std::move(last));
+}
+
+replication::Timing Node::Parts::timing() const {
+  replication::Timing timing;
+  const auto part = [&](int percent) { return settings.failover * percent / 100; };
+  timing.grace = settings.failover;
+  timing.lease = part(87);
+  timing.beacon = part(17);
+  timing.drop = part(65);
+  timing.retry = part(26);
+  timing.copies = settings.replicas;
+  timing.sync_copies = settings.sync_replicas;
+  return timing;
+}
+
+Result<void> Node::Parts::open_cluster() {
+  ClusterOptions options;
+  options.identity = identity;
+  options.keepers = identity.keepers;
+  options.folder = (settings.in_memory ? "memory" : settings.data) + "/keeper";
+  options.rack = settings.rack;
+  options.copies = settings.replicas;
+  options.sync_copies = settings.sync_replicas;
+  options.max_value_size = settings.max_value_size;
+  for (std::size_t n = 0; n < identity.founding.nodes.size(); n++) {
+    const Founder& one = identity.founding.nodes[n];
+    if (n + 1 == identity.number && options.rack.empty()) options.rack = one.rack;
+    if (n + 1 != identity.number && !one.address.empty()) managers[n + 1] = one.address;
+  }
+  if (!settings.in_memory)
+    if (const auto text = support::read_file(settings.data + "/others.json")) {
+      const auto json = nlohmann::json::parse(*text, nullptr, false);
+      if (json.is_object())
+        for (const auto& [node, where] : json.items())
+          if (where.is_string()) managers[std::strtoull(node.c_str(), nullptr, 10)] = where.get<std::string>();
+    }
+  for (const auto& [node, where] : managers) {
+    replication::NodeInfo& info = options.known.emplace_back();
+    info.node = replication::NodeId{node};
+  }
+  TRY_LET(opened, Cluster::open(std::move(options), *files));
+  cluster = std::move(opened);
+  return {};
+}
+
+// Where the others are, for the next life.
+void Node::Parts::remember_others() {
+  if (settings.in_memory) return;
+  nlohmann::json json = nlohmann::json::object();
+  for (const auto& [node, where] : managers) json[std::to_string(node)] = where;
+  std::string text = json.dump(2) + "\n";
+  if (text == saved_managers || managers.empty()) return;
+  if (auto saved = support::write_file_atomically(settings.data + "/others.json", text); !saved)
+    logger().warn("cannot remember the other nodes", {{"error", saved.error()}});
+  else saved_managers = std::move(text);
+}
+
+void Node::Parts::introduce() {
+  wire::NodeAbout about;
+  about.set_uid(identity.member.node);
+  about.set_manager(tcp.empty() ? std::string() : reachable(tcp));
+  about.set_rack(settings.rack);
+  about.set_pid(static_cast<std::uint64_t>(::getpid()));
+  about.set_build(ZHT_VERSION);
+  about.set_started_ms(base::to_millis(clock.wall()));
+  for (const wire::Instance& one : own) *about.add_instances() = one;
+  cluster->introduce(about);
+}
+
+// Before anything is served: what this node can decide by itself, because it alone keeps the table, is decided. A node on its own
+// leads all its partitions when this returns.
+void Node::Parts::settle() {
+  for (int i = 0; i < 12; i++) {
+    cluster->tick(clock.now());
+    const auto step = cluster->step(clock.now());
+    ClusterNews news;
+    if (step) news.views = step->views;
+    bool quiet = news.views.empty();
+    for (auto& instance : instances) {
+      InstanceNews heard = instance->settle(news);
+      for (const replication::Wish& one : heard.wishes) cluster->wish(one);
+      for (const replication::ViewNews& one : heard.views) cluster->adopt(one);
+      quiet = quiet && heard.wishes.empty() && heard.views.empty();
+    }
+    if (quiet && i > 0) break;
+  }
+  table.set(cluster->table(clock.now()).SerializeAsString());
+}
+
+void Node::Parts::send(const replication::ManagerMessage& message) {
+  const auto to = static_cast<std::uint64_t>(message.to);
+  const auto where = managers.find(to);
+  if (where == managers.end()) return;
+  auto& link = links[to];
+  if (!link) link = std::make_unique<net::PeerLink>(loop, net::PeerLinkOptions{.opener = opener});
+  link->lead_to(where->second);
+  wire::Gathered frame;
+  encode_manager(frame.bytes, message, identity.cluster);
+  link->send(std::move(frame));
+}
+
+void Node::Parts::tell_all(ClusterNews news) {
+  const auto shared = std::make_shared<const ClusterNews>(std::move(news));
+  for (auto& instance : instances) instance->tell(shared);
+}
+
+// Once for all that has come meanwhile: a keeper syncs its disk each time.
+void Node::Parts::pump_soon() {
+  if (std::exchange(pump_wanted, true)) return;
+  loop.post([this] {
+    pump_wanted = false;
+    pump();
+  });
+}
+
+// After anything happened: what follows from it goes out.
+void Node::Parts::pump() {
+  const base::Time now = clock.now();
+  auto step = cluster->step(now);
+  if (!step) {
+    logger().error("the keeper's disk failed; this node keeps no views any more", {{"error", step.error()}});
+    return;
+  }
+  for (const replication::ManagerMessage& message : step->messages) send(message);
+  for (const auto& [what, where] : step->story) {
+    std::uint64_t newest = 0;
+    for (PartitionId partition : where) newest = std::max(newest, replication::number(cluster->view(partition).epoch));
+    view_logger().info(what, {{"partitions", where.size()}, {"first", static_cast<std::uint32_t>(where.front())}, {"epoch", newest}});
+    for (PartitionId partition : where)
+      view_logger().debug(replication::to_string(cluster->view(partition)), {{"partition", static_cast<std::uint32_t>(partition)}});
+  }
+  if (!step->views.empty() || !step->goals.empty()) {
+    ClusterNews news;
+    news.views = std::move(step->views);
+    news.goals = std::move(step->goals);
+    tell_all(std::move(news));
+  }
+  if (step->table_changed) {
+    table.set(cluster->table(now).SerializeAsString());
+    next_look = {};
+  }
+  if (!joining.empty()) answer_joining(now);
+  if (now >= next_look) look_around(now);
+}
+
+void Node::Parts::begin_ticks() {
+  loop.every(std::chrono::milliseconds(10), [this] {
+    cluster->tick(clock.now());
+    pump();
+  });
+}
+
+// Who is there, and where.
+void Node::Parts::look_around(base::Time now) {
+  next_look = now + std::chrono::milliseconds(200);
+  std::map<InstanceId, std::string> where;
+  for (const auto& [info, lives] : cluster->nodes(now)) {
+    wire::NodeAbout about;
+    if (static_cast<std::uint64_t>(info->node) == identity.number || !about.ParseFromString(info->about)) continue;
+    if (!about.manager().empty()) managers[static_cast<std::uint64_t>(info->node)] = about.manager();
+    for (const wire::Instance& one : about.instances())
+      if (!one.tcp().empty()) where[InstanceId{one.id()}] = one.tcp();
+  }
+  ClusterNews news;
+  if (auto found = cluster->candidates(now); found != candidates) news.candidates = candidates = std::move(found);
+  if (auto found = cluster->sites(); found != sites) news.sites = sites = std::move(found);
+  if (where != addresses) news.addresses = addresses = std::move(where);
+  if (news.candidates || news.sites || news.addresses) tell_all(std::move(news));
+  remember_others();
+  look_whether_empty();
+}
+
+std::string Node::Parts::join_reply(std::uint64_t number) {
+  wire::JoinReply reply;
+  reply.set_cluster(identity.cluster);
+  reply.set_number(number);
+  reply.set_partition_count(identity.partition_count);
+  for (std::uint64_t one : cluster->keepers()) reply.add_keepers(one);
+  for (const auto& [info, lives] : cluster->nodes(clock.now())) {
+    if (info->about.empty()) continue;
+    auto* node = reply.add_nodes();
+    node->set_node(static_cast<std::uint64_t>(info->node));
+    node->set_about(info->about);
+  }
+  reply.set_copies(static_cast<std::uint32_t>(settings.replicas));
+  reply.set_sync_copies(static_cast<std::uint32_t>(settings.sync_replicas));
+  return reply.SerializeAsString();
+}
+
+void Node::Parts::answer_joining(base::Time now) {
+  std::erase_if(joining, [&](const Joining& one) {
+    const auto number = cluster->enrol(one.uid);
+    if (!number && now < one.until) return false;
+    std::string frame;
+    wire::encode_control(frame, wire::FrameType::control_reply, wire::ControlKind::join, one.request,
+                         number ? Code::ok : Code::unavailable, number ? Bytes() : Bytes("the keepers do not answer"),
+                         number ? join_reply(*number) : std::string());
+    endpoint->send(one.connection, std::move(frame));
+    return true;
+  });
+}
+
 void Node::Parts::keep_services() {
   if (stopping) return;
   services->look(std::chrono::steady_clock::now());
 }
 
-// Services first, while the instances still serve them (a mount writes back what it holds); then everything else.
+// Services first, while the instances still serve them (a mount writes back what it holds); then the partitions that others
+// have copies of are handed over, so that nobody waits for this node; then everything else.
 void Node::Parts::stop() {
   if (std::exchange(stopping, true)) return;
   asio::post(pool, [this] {
     services->stop_all();
-    loop.stop();
+    loop.post([this] {
+      constexpr auto kLongestHandOver = std::chrono::seconds(8);
+      cluster->set_room(false);
+      hand_over_until = clock.now() + kLongestHandOver;
+      loop.every(std::chrono::milliseconds(20), [this] { hand_over(); });
+    });
   });
+}
+
+// Wishes every partition with a copy here onto the members elsewhere, until none is left here or it takes too long.
+void Node::Parts::hand_over() {
+  const base::Time now = clock.now();
+  const std::uint32_t first = first_instance(identity.number);
+  const auto is_mine = [&](replication::Member one) {
+    return static_cast<std::uint32_t>(one.instance) - first < identity.instance_count;
+  };
+  std::set<std::uint64_t> living;
+  for (const auto& [info, lives] : cluster->nodes(now))
+    if (lives) living.insert(static_cast<std::uint64_t>(info->node));
+  std::size_t left = 0;
+  const bool say = now >= next_goals;
+  if (say) next_goals = now + std::chrono::milliseconds(400);
+  for (std::uint32_t p = 0; p < identity.partition_count; p++) {
+    const replication::View& view = cluster->view(PartitionId{p});
+    replication::Placed placed{PartitionId{p}, {view.primary.instance, {}}};
+    bool here = false;
+    for (const replication::Members* members : {&view.sync, &view.learners})
+      for (replication::Member one : *members) {
+        if (is_mine(one)) here = true;
+        else if (living.contains(node_of(one.instance))) placed.goal.members.push_back(one.instance);
+      }
+    if (!here || placed.goal.members.empty()) continue;
+    left++;
+    if (!say) continue;
+    if (is_mine(view.primary) || !living.contains(node_of(view.primary.instance))) placed.goal.primary = placed.goal.members.front();
+    cluster->send_goal(placed);
+  }
+  if (left > 0 && now < hand_over_until) return pump_soon();
+  if (left > 0) logger().warn("not everything could be handed over in time", {{"partitions", left}});
+  loop.stop();
+}
+
+// A node that leaves is emptied by the balancer; when nothing is left here, the others are told and it ends.
+void Node::Parts::look_whether_empty() {
+  if (!leaving || stopping) return;
+  const std::uint32_t first = first_instance(identity.number);
+  for (std::uint32_t p = 0; p < identity.partition_count; p++) {
+    const replication::View& view = cluster->view(PartitionId{p});
+    for (const replication::Members* members : {&view.sync, &view.learners})
+      for (replication::Member one : *members)
+        if (static_cast<std::uint32_t>(one.instance) - first < identity.instance_count) return;
+  }
+  if (left_at == base::Time{}) {
+    logger().info("emptied, leaving the cluster", {{"node", identity.number}});
+    cluster->set_left();
+    left_at = clock.now();
+  } else if (clock.now() - left_at > std::chrono::milliseconds(1500)) {  // gossip has told everyone by then
+    stop();
+  }
 }
 
 Result<void> Node::Parts::open_instances(const Procedures& procedures) {
   TRY_LET(durability, core::parse_durability(settings.durability));
-  std::vector<core::InstanceAddress> addresses(identity.instance_count);
-  for (std::uint32_t i = 0; i < identity.instance_count; i++) addresses[i].id = InstanceId{i};
-  table = core::lone_table(identity.member, std::move(addresses), identity.partition_count);
+  const std::uint32_t first = first_instance(identity.number);
+  own.resize(identity.instance_count);
+  std::string boot;
+  if (const auto text = support::read_file("/proc/sys/kernel/random/boot_id")) boot = text->substr(0, text->find('\n'));
   for (std::uint32_t i = 0; i < identity.instance_count; i++) {
+    own[i].set_id(first + i);
+    own[i].mutable_member()->set_node(identity.member.node);
+    own[i].mutable_member()->set_incarnation(identity.member.incarnation);
     InstanceThread::Options options;
-    options.core = {InstanceId{i}, durability, settings.max_value_size, settings.segment_size};
+    options.core.id = InstanceId{first + i};
+    options.core.durability = durability;
+    options.core.max_value_size = settings.max_value_size;
+    options.core.segment_size = settings.segment_size;
+    options.core.clustered = !settings.in_memory;
+    options.core.incarnation = identity.member.incarnation;
+    options.core.boot = boot;
+    options.core.timing = timing();
+    options.views = cluster->views();
+    options.cluster = identity.cluster;
+    options.tell_manager = [this](InstanceNews news) {
+      loop.post([this, news = std::move(news)] {
+        for (const replication::Wish& one : news.wishes) cluster->wish(one);
+        for (const replication::ViewNews& one : news.views) cluster->adopt(one);
+        pump_soon();
+      });
+    };
     // A log that is not there need not be compacted either.
     if (settings.in_memory) options.core.log_floor = std::numeric_limits<std::uint64_t>::max();
     options.folder = (settings.in_memory ? "memory" : settings.data) + "/store/" + std::to_string(i);
@@ -334,7 +846,7 @@ Result<void> Node::Parts::open_instances(const Procedures& procedures) {
     options.max_connections = settings.max_connections;
     options.busy_poll = settings.busy_poll;
     options.opener = opener;
-    instances.push_back(std::make_unique<InstanceThread>(std::move(options), *files, clock, procedures, table, encoded_table, pool));
+    instances.push_back(std::make_unique<InstanceThread>(std::move(options), *files, clock, procedures, table, pool));
   }
   if (!settings.in_memory) TRY(support::make_private_folder(settings.data + "/store"));
   // Recovery reads whole logs; the instances do it side by side.
@@ -361,6 +873,11 @@ Result<void> Node::Parts::listen_as_manager() {
   return {};
 }
 
+// The address others are told, of one this process is bound to.
+std::string Node::Parts::reachable(const std::string& bound) const {
+  return settings.advertise.empty() ? bound : settings.advertise + bound.substr(bound.rfind(':'));
+}
+
 Result<void> Node::Parts::listen() {
   for (std::uint32_t i = 0; i < instances.size(); i++) {
     if (!settings.listen.empty()) {
@@ -370,19 +887,18 @@ Result<void> Node::Parts::listen() {
                                                 : instances[i]->listen_tcp(host + ":" + std::to_string(port));
       if (!bound && bound.code() == Code::conflict) bound = instances[i]->listen_tcp(host + ":0");
       if (!bound) return bound.error();
-      table.instances[i].tcp = *bound;
+      own[i].set_tcp(reachable(*bound));
       if (settings.udp && !opener) {  // a datagram carries no connection that could have proven anything
         const auto datagrams = instances[i]->listen_udp(*bound);
-        table.instances[i].udp = datagrams.has_value();
+        own[i].set_udp(datagrams.has_value());
         if (!datagrams) logger().warn("no datagrams", {{"address", *bound}, {"error", datagrams.error()}});
       }
     }
     if (!settings.unix_sockets) continue;
     TRY_LET(path, support::socket_path(settings.data, "instance-" + std::to_string(i) + ".sock"));
     TRY(instances[i]->listen_unix(path));
-    table.instances[i].unix_socket = path;
+    own[i].set_unix_socket(path);
   }
-  encoded_table = encode_table(table, settings.max_value_size);
   if (!settings.unix_sockets) return {};
   TRY_LET(path, support::socket_path(settings.data, "node.sock"));
   unix_path = path;
@@ -449,6 +965,7 @@ Node::~Node() {
   if (parts_->endpoint) parts_->endpoint->stop();
   parts_->pool.join();  // a sync under way holds on to its store
   for (auto& instance : parts_->instances) instance->stop();
+  parts_->cluster.reset();
   parts_->lock.reset();  // clients of this process may hold the rest for longer
 }
 
@@ -463,6 +980,7 @@ Result<std::unique_ptr<Node>> Node::start(const Settings& settings, const Proced
   if (settings.in_memory) {
     TRY_LET(identity, fresh_identity(static_cast<std::uint32_t>(settings.instances),
                                      static_cast<std::uint32_t>(settings.partitions), cores));
+    identity.member.incarnation = 1;
     parts.identity = identity;
     parts.files = no_files();
   } else {
@@ -477,9 +995,6 @@ Result<std::unique_ptr<Node>> Node::start(const Settings& settings, const Proced
                   "; stop it with: zht stop --data ", settings.data);
     }
     parts.lock.emplace(std::move(*lock));
-    TRY_LET(identity, begin_life(settings.data, static_cast<std::uint32_t>(settings.instances),
-                                 static_cast<std::uint32_t>(settings.partitions), cores));
-    parts.identity = identity;
   }
   const std::string secret_folder = settings.in_memory ? std::string() : settings.data;
   // A node inside a program is told as a client is: by the environment.
@@ -489,9 +1004,13 @@ Result<std::unique_ptr<Node>> Node::start(const Settings& settings, const Proced
                                                                  secret_folder));
   parts.opener = std::move(opener);
   parts.services.emplace(settings.data);
+  if (!settings.in_memory) TRY(parts.choose_identity(cores));
   TRY(parts.listen_as_manager());
+  TRY(parts.open_cluster());
   TRY(parts.open_instances(procedures));
   TRY(parts.listen());
+  parts.introduce();
+  parts.settle();
   for (auto& instance : parts.instances) instance->run();
   // The manager's socket last: who reaches it finds everything else serving.
   if (settings.unix_sockets) TRY(parts.endpoint->listen_unix(parts.unix_path));
@@ -511,14 +1030,36 @@ Result<std::unique_ptr<Node>> Node::start(const Settings& settings, const Proced
 }
 
 void Node::run_embedded() {
+  parts_->begin_ticks();
   parts_->manager = std::thread([this] { parts_->loop.run(); });
+}
+
+Client* Node::Parts::client_elsewhere() {
+  std::call_once(elsewhere_once, [this] {
+    client::NetworkClient::Source source;
+    if (!unix_path.empty()) source.seeds.push_back({unix_path, {}, 0, nullptr});
+    if (!tcp.empty())
+      if (auto seed = client::parse_address(tcp)) {
+        seed->opener = opener;
+        source.seeds.push_back(*std::move(seed));
+      }
+    const std::string encoded = *table.get();
+    auto known = client::parse_table(encoded, true, opener);
+    if (source.seeds.empty() || !known) return;
+    elsewhere = std::make_unique<client::NetworkClient>(ClientOptions{}, std::move(source), *std::move(known));
+  });
+  return elsewhere.get();
 }
 
 std::unique_ptr<Client> Node::client() {
   InProcessClient::Options options;
-  options.partition_count = parts_->table.partition_count();
+  options.partition_count = parts_->identity.partition_count;
   options.max_value_size = parts_->settings.max_value_size;
-  for (const core::View& view : parts_->table.partitions) options.instance_of.push_back(static_cast<std::uint32_t>(view.primary));
+  if (!parts_->settings.in_memory) options.elsewhere = [parts = parts_.get()] { return parts->client_elsewhere(); };
+  for (const replication::View& view : parts_->cluster->views())
+    options.instance_of.push_back(node_of(view.primary.instance) == parts_->identity.number
+                                      ? static_cast<std::uint32_t>(view.primary.instance) % kInstancesOfNode
+                                      : 0);  // it will say that others have a part in it
   std::vector<InstanceThread*> instances;
   for (auto& instance : parts_->instances) instances.push_back(instance.get());
   return std::make_unique<InProcessClient>(std::move(options), std::move(instances), parts_, parts_->clients++);
@@ -553,6 +1094,7 @@ void Node::run() {
   Parts& parts = *parts_;
   parts.keep_services();
   parts.loop.every(std::chrono::milliseconds(500), [&parts] { parts.keep_services(); });
+  parts.begin_ticks();
   parts.loop.run();
   parts.end_redis();
   parts.endpoint->stop();

@@ -34,6 +34,12 @@ struct Settings {
   std::string http;                       // host:port of /metrics and /healthz; empty: none
   std::uint64_t instances = 0;            // 0: what the data folder has; new: one per core, 8 at most
   std::uint64_t partitions = 0;           // 0: what the data folder has; new: 1024
+  std::string join;                        // host:port[,host:port] of nodes of the cluster this one is to belong to; empty: see `nodes`
+  std::string nodes;                       // the list of nodes the cluster consists of (parse_nodes); empty: alone, until others join
+  std::string advertise;                   // host under which others reach this node; empty: that of `listen`
+  std::string rack;                        // copies are kept on different ones where there are any
+  std::uint64_t replicas = 3, sync_replicas = 2;  // copies of each partition, and how many of them have every acknowledged change
+  base::Duration failover = std::chrono::milliseconds(400);  // silence after which another takes over
   std::string durability = "interval";    // none, interval, always
   base::Duration sync_interval = std::chrono::seconds(1);
   std::uint64_t max_value_size = std::uint64_t{16} << 20;
@@ -69,7 +75,7 @@ class Node {
   // The same for a caller who takes care of signals himself, and calls stop() from another thread.
   void run();
   void stop();
-  void leave();  // as stop(), but the folder's services stay
+  void leave();  // stops at once, and the folder's services stay
   // Instead of run(), for an embedded node: a thread serves the manager's requests until the node is destroyed.
   void run_embedded();
   // A client without sockets, any number, any thread. It may outlive the node: its operations are unavailable then.

@@ -23,6 +23,13 @@ void add_settings(support::Config& config, Settings& settings) {
   config.add("insecure", settings.insecure, "listen beyond loopback although nothing authenticates the callers");
   config.add("instances", settings.instances, 0, 1024, "threads that serve; 0: what the data folder has, one per core when new");
   config.add("partitions", settings.partitions, 0, 1u << 20, "slices of the ring, fixed for good; 0: what the data folder has, 1024 when new");
+  config.add("join", settings.join, "host:port of nodes of the cluster to belong to (a new data folder; later starts know)", "ZHT_JOIN");
+  config.add("nodes", settings.nodes, "file with the cluster's nodes, host:port a line, or slurm:LIST; the same on all of them", "ZHT_NODES");
+  config.add("advertise", settings.advertise, "host under which others reach this node; empty: that of `listen`", "ZHT_ADVERTISE");
+  config.add("rack", settings.rack, "copies of a partition are kept on different ones", "ZHT_RACK");
+  config.add("replicas", settings.replicas, 1, 7, "copies of each partition, as far as there are nodes");
+  config.add("sync_replicas", settings.sync_replicas, 1, 7, "copies that have every acknowledged change");
+  config.add_duration("failover", settings.failover, "silence after which a copy takes the place of another");
   config.add_choice("durability", settings.durability, {"none", "interval", "always"},
                     "interval: an acknowledged change survives any process crash, a loss of power up to sync_interval; always: both",
                     "ZHT_DURABILITY");
@@ -41,6 +48,14 @@ Result<void> check_settings(const Settings& settings) {
     return fail(Code::invalid, "segment_size is ", settings.segment_size, " bytes; 64KiB to 4GiB are possible");
   if (settings.sync_interval < 1ms || settings.sync_interval > 1h)
     return fail(Code::invalid, "sync_interval is ", settings.sync_interval.count(), " ns; 1ms to 1h are possible");
+  if (settings.sync_replicas > settings.replicas)
+    return fail(Code::invalid, "sync_replicas is ", settings.sync_replicas, ", more than the ", settings.replicas, " replicas");
+  if (settings.failover < 50ms || settings.failover > 1min)
+    return fail(Code::invalid, "failover is ", settings.failover.count(), " ns; 50ms to 1m are possible");
+  if (!settings.join.empty() && !settings.nodes.empty())
+    return fail(Code::invalid, "join and nodes: a cluster either is made from a list or grows");
+  if ((!settings.join.empty() || !settings.nodes.empty()) && settings.listen.empty())
+    return fail(Code::invalid, "a node of a cluster needs an address for the others: set listen");
   if (settings.busy_poll < 0s || settings.busy_poll > 10ms)
     return fail(Code::invalid, "busy_poll is ", settings.busy_poll.count(), " ns; 0s to 10ms are possible");
   return {};
@@ -86,6 +101,33 @@ tls_ca = ""
 # Without a secret or TLS `listen` may name loopback addresses only, and `resp` and `http` without a secret, unless this is
 # true: then whoever reaches the port can read and change everything. --insecure
 insecure = false
+
+# --- the cluster ---
+
+# Nodes (host:port of their managers, commas between) of the cluster this one is to belong to. Only a new data folder needs it:
+# it is given a number, and later starts know where the others are. Empty: a cluster of one, which others may join.
+# $ZHT_JOIN, --join
+join = ""
+
+# Instead: the file that lists all nodes of the cluster, host:port a line, optionally followed by instances=N and rack=NAME, the
+# same file on all of them; or "slurm:node[01-10]", "slurm:" alone takes $SLURM_JOB_NODELIST. The first three keep the table
+# of who holds what. $ZHT_NODES, --nodes
+nodes = ""
+
+# The host name or address under which other nodes and clients reach this one. Empty: that of `listen`. $ZHT_ADVERTISE, --advertise
+advertise = ""
+
+# Where this node stands. Copies of a partition are kept on different racks where there are any. $ZHT_RACK, --rack
+rack = ""
+
+# Copies of each partition, as far as there are nodes, and how many of them have a change before it is acknowledged. 1 to 7.
+# --replicas, --sync-replicas
+replicas = 3
+sync_replicas = 2
+
+# A node that says nothing for so long loses its partitions to the next copy. Longer where machines are very busy; all nodes of
+# a cluster should have the same. 50ms to 1m. --failover
+failover = "400ms"
 
 # --- how the data is laid out; fixed when the data folder is made ---
 

@@ -11,6 +11,7 @@
 #include "zht/support/paths.h"
 #include "zht/support/process.h"
 #include "zht/support/service.h"
+#include "zht/tool/cluster_verbs.h"
 #include "zht/tool/manager.h"
 #include "zht/tool/verbs.h"
 
@@ -67,6 +68,7 @@ json status_json(const wire::Status& status) {
           {"resident_bytes", status.resident_bytes()},
           {"disk_bytes", disk},
           {"operations", operations},
+          {"cluster", cluster_json(status.cluster())},
           {"instances", std::move(instances)},
           {"services", std::move(services)}};
 }
@@ -78,7 +80,12 @@ void print_status(const wire::Status& status) {
             << "manager " << status.manager_unix()
             << (status.manager_tcp().empty() ? "" : " and " + status.manager_tcp())
             << (status.resp().empty() ? "" : ", redis clients " + status.resp())
-            << (status.http().empty() ? "" : ", metrics http://" + status.http() + "/metrics") << "\n\n";
+            << (status.http().empty() ? "" : ", metrics http://" + status.http() + "/metrics") << "\n";
+  print_cluster(status.cluster());
+  if (status.cluster().nodes_size() > 1) {
+    print_nodes(status.cluster());
+    std::cout << "\n";
+  }
   support::Table table(
       {"INSTANCE", "PARTITIONS", "KEYS", "LIVE", "MEMORY", "DISK", "OPERATIONS", "CONNECTIONS", "WATCHERS", "STATE"});
   for (const wire::InstanceStatus& one : status.instances())
@@ -123,10 +130,16 @@ Result<void> show_members(const support::Program& program) {
     lines.row({std::to_string(table->instances[i].id), std::to_string(counts[i]), all});
     list.push_back({{"id", table->instances[i].id}, {"partitions", counts[i]}, {"addresses", texts}});
   }
-  if (program.common().json)
-    support::print_json({{"version", table->version}, {"partitions", table->partition_count}, {"instances", list}});
-  else
-    lines.print();
+  auto status = status_of(addresses, patience(program, 5s));  // an instance's address does for the rest
+  if (program.common().json) {
+    json all{{"version", table->version}, {"partitions", table->partition_count}, {"instances", list}};
+    if (status) all["nodes"] = cluster_json(status->cluster())["nodes"];
+    support::print_json(all);
+    return {};
+  }
+  if (status) print_nodes(status->cluster());
+  std::cout << "\n";
+  lines.print();
   return {};
 }
 
@@ -175,13 +188,14 @@ void add_node_verbs(support::Program& program) {
   program.verb("status", "Shows the node: instances, keys, sizes, services.", {"zht status", "zht status --json"})
       .action([&program] { return show_status(program); });
   program
-      .verb("members", "Shows the membership table: instances, their addresses and partitions.",
+      .verb("members", "Shows the cluster: nodes, instances, their addresses and partitions.",
             {"zht members", "zht members --json"})
       .action([&program] { return show_members(program); });
   program
       .verb("stop", "Stops the local node and its services, and waits until they are gone.",
             {"zht stop", "zht stop --data /var/lib/zht"})
       .action([&program] { return stop(program); });
+  add_cluster_verbs(program);
 }
 
 }  // namespace zht::tool

@@ -19,6 +19,7 @@ namespace {
 
 struct Flags {
   std::string config_file, listen, resp, http, instances, partitions, durability, sync_interval, max_value_size, secret_file;
+  std::string join, nodes, advertise, rack, replicas, sync_replicas, failover;
   bool insecure = false, background = false, print_config = false, example_config = false;
 };
 
@@ -46,6 +47,13 @@ base::Result<int> serve(const support::Program& program, const Flags& flags, con
   TRY(flag("sync_interval", flags.sync_interval));
   TRY(flag("max_value_size", flags.max_value_size));
   TRY(flag("secret_file", flags.secret_file));
+  TRY(flag("join", flags.join));
+  TRY(flag("nodes", flags.nodes));
+  TRY(flag("advertise", flags.advertise));
+  TRY(flag("rack", flags.rack));
+  TRY(flag("replicas", flags.replicas));
+  TRY(flag("sync_replicas", flags.sync_replicas));
+  TRY(flag("failover", flags.failover));
   if (flags.insecure) TRY(config.set("insecure", "true", "--insecure"));
   if (flags.print_config) {
     std::cout << config.text();
@@ -71,6 +79,15 @@ base::Result<int> serve(const support::Program& program, const Flags& flags, con
     TRY_LET(absolute_secret, flags.secret_file.empty() || flags.secret_file == "none" ? base::Result<std::string>(flags.secret_file)
                                                                                       : support::absolute_path(flags.secret_file));
     pass("--secret-file", absolute_secret);
+    pass("--join", flags.join);
+    TRY_LET(absolute_nodes, flags.nodes.empty() || flags.nodes.rfind("slurm:", 0) == 0 ? base::Result<std::string>(flags.nodes)
+                                                                                        : support::absolute_path(flags.nodes));
+    pass("--nodes", absolute_nodes);
+    pass("--advertise", flags.advertise);
+    pass("--rack", flags.rack);
+    pass("--replicas", flags.replicas);
+    pass("--sync-replicas", flags.sync_replicas);
+    pass("--failover", flags.failover);
     if (flags.insecure) more.push_back("--insecure");
     if (const auto holder = support::held_by(data + "/node.lock"))
       return base::fail(base::Code::conflict, "a node already serves ", data, *holder > 0 ? " (pid " + std::to_string(*holder) + ")" : "",
@@ -109,6 +126,13 @@ void add_serve(support::Program& program, const Procedures& procedures) {
   app.add_option("--sync-interval", flags->sync_interval, "of durability interval (default 1s)");
   app.add_option("--max-value-size", flags->max_value_size, "of one request (default 16MiB)");
   app.add_option("--secret-file", flags->secret_file, "the cluster's secret (default: `secret` in the data folder, if there; see zht secret)");
+  app.add_option("--join", flags->join, "host:port of a node of the cluster to belong to (new data folders only)");
+  app.add_option("--nodes", flags->nodes, "file with the nodes of the cluster, host:port a line, or slurm:node[01-10]");
+  app.add_option("--advertise", flags->advertise, "host under which others reach this node (default: that of --listen)");
+  app.add_option("--rack", flags->rack, "copies are kept on different ones");
+  app.add_option("--replicas", flags->replicas, "copies of each partition (default 3, as far as there are nodes)");
+  app.add_option("--sync-replicas", flags->sync_replicas, "copies that have every acknowledged change (default 2)");
+  app.add_option("--failover", flags->failover, "silence after which a copy takes over (default 400ms)");
   app.add_flag("--insecure", flags->insecure, "listen beyond loopback although nothing authenticates callers");
   app.add_flag("--background", flags->background, "return when it serves; its log is node.log in the data folder");
   app.add_flag("--example-config", flags->example_config, "print a configuration file with every setting explained, and stop");

@@ -37,6 +37,11 @@ enum class ControlKind : std::uint8_t {
   stop = 3,
   services_changed = 4,
   sync = 5,
+  join = 6,        // a node wants to belong to the cluster; answered when it has a number
+  complain = 7,    // a client cannot reach an instance
+  leave = 8,       // empty this node, then end it
+  migrate = 9,     // move partitions; a wish
+  recover = 10,    // go on without what was lost
   hello = 32,  // PROTOCOL.md, "Who may connect"
   prove = 33,
 };

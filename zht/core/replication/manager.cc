@@ -9,7 +9,6 @@ Manager::Manager(ManagerOptions options, NodeInfo self, std::vector<View> views,
   CHECK(!options_.keepers.empty());
   for (NodeId peer : peers) nodes_[peer].info.node = peer;
   nodes_[options_.self].info = std::move(self);
-  turn_ = random_.below(options_.keepers.size());
 }
 
 ManagerMessage& Manager::message_to(NodeId node) {
@@ -29,6 +28,7 @@ void Manager::adopt(PartitionId partition, const View& view) {
   const auto number = static_cast<std::uint32_t>(partition);
   if (number >= views_.size() || view.epoch <= views_[number].epoch) return;
   views_[number] = view;
+  tries_.erase(number);
   news_.push_back(partition);
 }
 
@@ -37,13 +37,16 @@ void Manager::broadcast(PartitionId partition) {
     if (node != options_.self) message_to(node).views.push_back({partition, view(partition)});
 }
 
-// Any keeper will do; the next one when it is said again.
+// Any keeper will do, but two that propose for one partition only hinder each other: so all managers ask the same one first, and
+// the next when a wish has to be said again.
 void Manager::wish(const Wish& wish) {
+  Tries& tries = tries_[static_cast<std::uint32_t>(wish.partition)];
+  if (tries.base != wish.change.base) tries = {wish.change.base, 0};
   KeeperMessage message;
   message.kind = KeeperMessage::Kind::change;
   message.partition = wish.partition;
   message.change = wish.change;
-  message_to(options_.keepers[turn_++ % options_.keepers.size()]).keeper.push_back(std::move(message));
+  message_to(options_.keepers[tries.count++ % options_.keepers.size()]).keeper.push_back(std::move(message));
 }
 
 void Manager::on_message(const ManagerMessage& message, base::Time now) {
@@ -126,20 +129,23 @@ void Manager::plan(base::Time now) {
   }
   if (std::find(options_.keepers.begin(), options_.keepers.end(), options_.self) == options_.keepers.end()) return;
   std::vector<Place> places;
-  std::map<InstanceId, NodeId> home;
   for (const auto& [node, known] : nodes_) {
     if (!lives(known, now)) continue;
-    for (Member one : known.info.instances) {
+    for (Member one : known.info.instances)
       places.push_back({one.instance, known.info.rack, known.info.leaving, known.info.room, static_cast<std::uint64_t>(node)});
-      home[one.instance] = node;
-    }
   }
   const auto partitions = std::span(views_).first(std::min<std::size_t>(views_.size(), options_.partitions));
-  for (const Placed& one : balance(partitions, places, options_.balancing)) {
-    const auto at = home.find(view(one.partition).primary.instance);
-    if (at == home.end()) continue;
-    if (at->second == options_.self) goals_.push_back(one);
-    else message_to(at->second).goals.push_back(one);
+  for (const Placed& one : balance(partitions, places, options_.balancing)) send_goal(one);
+}
+
+void Manager::send_goal(const Placed& goal) {
+  const InstanceId primary = view(goal.partition).primary.instance;
+  for (const auto& [node, known] : nodes_) {
+    const auto is_it = [&](Member one) { return one.instance == primary; };
+    if (std::none_of(known.info.instances.begin(), known.info.instances.end(), is_it)) continue;
+    if (node == options_.self) goals_.push_back(goal);
+    else message_to(node).goals.push_back(goal);
+    return;
   }
 }
 

@@ -56,6 +56,7 @@ class Manager {
   void wish(const Wish& wish);                  // of an instance here
   void adopt(PartitionId partition, const View& view);
   void broadcast(PartitionId partition);        // a keeper here has decided it
+  void send_goal(const Placed& goal);           // to the node of the partition's primary; forgotten when that is not known
   void tick(base::Time now);
   std::vector<ManagerMessage> take_messages();
   std::vector<PartitionId> take_news() { return std::exchange(news_, {}); }   // for the instances and the keeper here
@@ -93,7 +94,11 @@ class Manager {
   std::vector<PartitionId> news_;
   std::vector<Placed> goals_;
   base::Random random_;
-  std::size_t turn_ = 0;
+  struct Tries {
+    Epoch base{0};
+    std::size_t count = 0;
+  };
+  std::unordered_map<std::uint32_t, Tries> tries_;  // of wishes that are not granted yet, by partition
   base::Time next_gossip_{}, next_plan_{};
 };
 

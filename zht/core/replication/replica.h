@@ -42,12 +42,14 @@ struct Candidate {
   Member member;
   std::uint32_t rack = 0;
   std::uint64_t node = 0;  // two copies are never on one node, whatever its number of instances
+  bool operator==(const Candidate&) const = default;
 };
 
 // Where an instance runs.
 struct Site {
   std::uint64_t node = 0;
   std::uint32_t rack = 0;
+  bool operator==(const Site&) const = default;
 };
 
 // Where a partition should be, as the balancer wishes: only a wish, carried out by the primary step by step.

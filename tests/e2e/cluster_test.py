@@ -1,0 +1,237 @@
+#!/usr/bin/env python3
+"""Clusters of real processes on loopback: nodes are killed, stopped, frozen, joined and emptied while clients run.
+
+Histories are checked as history_test.py does it: every operation can be given one moment at which it took effect.
+"""
+import os
+import random
+import signal
+import subprocess
+import unittest
+
+import harness
+from harness import Pipe, Sandbox, free_port, go_program, rounds, wait_for
+from history_test import FOREVER, Client, linearizable, porcupine
+
+CLIENTS = 6
+ROUNDS = rounds(4, 40)
+SLOW = 90  # seconds: other tests may keep the machine busy
+
+
+class Node:
+    """One `zht serve` process with its own data folder, which can be ended and started again."""
+
+    def __init__(self, box, number, *options):
+        self.box, self.data, self.options = box, box.path(f"node-{number}"), options
+        self.port = free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        self.process, self.log = None, open(box.path(f"node-{number}.log"), "ab")
+
+    def start(self):
+        self.process = self.box.start("zht", "serve", "--data", self.data, "--listen", self.address, "--instances", "1", *self.options,
+                                      stdout=self.log, stderr=self.log, env={"ZHT_CLUSTER": ""})
+        return self
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait(harness.DEADLINE)
+
+    def stop(self):
+        self.process.terminate()
+        status = self.process.wait(SLOW)
+        assert status == 0, f"ended with {status}"
+
+
+class Cluster:
+    def __init__(self, box, count, partitions=64):
+        self.box = box
+        self.nodes = [Node(box, n) for n in range(1, count + 1)]
+        listed = box.path("nodes")
+        with open(listed, "w", encoding="ascii") as file:
+            file.write("".join(f"{node.address}  # node {n}\n" for n, node in enumerate(self.nodes, 1)))
+        for node in self.nodes:
+            node.options = ("--nodes", listed, "--partitions", str(partitions))
+            node.start()
+        self.use()
+        self.wait_until_safe()
+
+    def use(self):
+        self.box.environment["ZHT_CLUSTER"] = ",".join(node.address for node in self.nodes)
+
+    def status(self):
+        out, _ = self.box.run("zht", "status", "--json", "--timeout", "5s", expect=None)
+        if self.box.status != 0:
+            return {}
+        return harness.json.loads(out)["cluster"]
+
+    def wait_until_safe(self, nodes=None):
+        nodes = nodes or len(self.nodes)
+
+        def safe():
+            cluster = self.status()
+            return cluster.get("safe") and cluster["moving"] == 0 and sum(one["lives"] for one in cluster["nodes"]) == nodes
+
+        wait_for(safe, "enough copies of everything", SLOW)
+
+    def end(self):
+        for node in self.nodes:
+            if node.process.poll() is None:
+                node.process.send_signal(signal.SIGCONT)
+                node.kill()
+
+
+def check(test, box, clients):
+    records = [record for client in clients for record in client.record]
+    try:
+        status, said = porcupine(go_program(box, "porcupine_go"), records)
+        print(said, flush=True)
+        test.assertEqual(status, 0, "porcupine")
+    except unittest.SkipTest as reason:
+        print(f"not checked with porcupine: {reason}", flush=True)
+        for key in clients[0].history:
+            whole = [entry for client in clients for entry in client.history[key]]
+            test.assertTrue(linearizable(whole), f"{key}: {len(whole)} operations have no order that explains them")
+    unknown = sum(entry[1] == FOREVER for c in clients for h in c.history.values() for entry in h)
+    print(f"{len(records)} operations, {unknown} unknown", flush=True)
+
+
+class ClusterTest(unittest.TestCase):
+    def setUp(self):
+        self.box = Sandbox()
+        self.box.__enter__()
+        self.cluster = None
+        self.addCleanup(self.tidy_up)
+
+    def tidy_up(self):
+        failed = any(error for _, error in getattr(self._outcome, "errors", [])) or any(
+            problem[0] is self for kind in ("failures", "errors") for problem in getattr(getattr(self._outcome, "result", None), kind, []))
+        if failed:
+            for node in self.cluster.nodes if self.cluster else []:
+                print(f"--- {node.log.name}", subprocess.run(["tail", "-n", "30", node.log.name], capture_output=True, check=False).stdout.decode())
+        if self.cluster:
+            self.cluster.end()
+        self.box.__exit__(None, None, None)
+
+    def run_clients(self, disturb):
+        """Runs clients while `disturb(round, progress)` does what it does; the history must be linearizable."""
+        clients = [Client(self.box, n) for n in range(CLIENTS)]
+        for client in clients:
+            client.start()
+        count = lambda: sum(len(h) for c in clients for h in c.history.values())  # noqa: E731
+
+        def progress(operations=200):
+            mark = count()
+            wait_for(lambda: count() > mark + operations or any(c.failure for c in clients), "progress", SLOW)
+            self.assertEqual([c.failure for c in clients if c.failure], [])
+
+        progress()
+        for number in range(ROUNDS):
+            disturb(number, progress)
+        progress()
+        for client in clients:
+            client.stopping = True
+        for client in clients:
+            client.join(SLOW)
+            client.pipe.close()
+        self.assertEqual([c.failure for c in clients if c.failure], [])
+        check(self, self.box, clients)
+
+    def test_any_node_may_be_killed(self):
+        self.cluster = cluster = Cluster(self.box, 3)
+
+        def disturb(number, progress):
+            node = cluster.nodes[number % 3]
+            node.kill()
+            progress()  # two of three go on
+            node.start()
+            cluster.wait_until_safe()
+
+        self.run_clients(disturb)
+
+    def test_a_frozen_node_is_replaced_and_answers_nothing_old_when_it_wakes(self):
+        self.cluster = cluster = Cluster(self.box, 3)
+
+        def disturb(number, progress):
+            node = cluster.nodes[random.Random(number).randrange(3)]
+            node.process.send_signal(signal.SIGSTOP)
+            progress()
+            node.process.send_signal(signal.SIGCONT)
+            progress()
+            cluster.wait_until_safe()
+
+        self.run_clients(disturb)
+
+    def test_everything_acknowledged_survives_the_end_of_all_processes(self):
+        self.cluster = cluster = Cluster(self.box, 3)
+        pipe = Pipe(self.box)
+        for n in range(300):
+            self.assertEqual(pipe.ask(op="insert", key=f"k{n}", value=str(n))["status"], "ok")
+        for node in cluster.nodes:
+            node.kill()
+        for node in cluster.nodes:
+            node.start()
+        for n in range(300):
+            self.assertEqual(pipe.ask(op="lookup", key=f"k{n}", timeout_ms=SLOW * 1000)["value"], str(n))
+        pipe.close()
+
+    def test_a_rolling_restart_shows_no_error(self):
+        self.cluster = cluster = Cluster(self.box, 3)
+        stopping, answers = [], []
+
+        def work():
+            pipe, n = Pipe(self.box), 0
+            while not stopping:
+                n += 1
+                answers.append(pipe.ask(op="append", key=f"k{n % 50}", value="x", timeout_ms=SLOW * 1000)["status"])
+            pipe.close()
+
+        worker = harness.threading.Thread(target=work)
+        worker.start()
+        try:
+            for node in cluster.nodes:
+                mark = len(answers)
+                node.stop()
+                wait_for(lambda: len(answers) > mark + 50, "progress", SLOW)  # noqa: B023
+                node.start()
+                cluster.wait_until_safe()
+        finally:
+            stopping.append(True)
+            worker.join(SLOW)
+        self.assertEqual(set(answers), {"ok"})
+        total = sum(len(self.box.out("zht", "lookup", f"k{k}", "--raw")) for k in range(50))
+        self.assertEqual(total, len(answers), "each append once")
+
+    def test_it_grows_out_of_one_node_and_shrinks_again(self):
+        self.cluster = cluster = Cluster.__new__(Cluster)
+        cluster.box, cluster.nodes = self.box, [Node(self.box, 1, "--partitions", "64").start()]
+        cluster.use()
+        wait_for(lambda: self.box.run("zht", "status", expect=None) and self.box.status == 0, "the first node", SLOW)
+        for n in range(100):
+            self.box.out("zht", "insert", f"k{n}", str(n)) if n < 3 else None
+        pipe = Pipe(self.box)
+        for n in range(100):
+            self.assertEqual(pipe.ask(op="insert", key=f"k{n}", value=str(n))["status"], "ok")
+        for number in (2, 3, 4):
+            cluster.nodes.append(Node(self.box, number, "--join", cluster.nodes[0].address).start())
+            cluster.wait_until_safe()
+        def even():
+            leads = [one["leads"] for one in cluster.status().get("nodes", [])]
+            return len(leads) == 4 and max(leads) - min(leads) <= 2
+
+        wait_for(even, "as many partitions on each node", SLOW)
+        self.assertEqual([one["node"] for one in cluster.status()["nodes"]], [1, 2, 3, 4])
+        table = self.box.json("zht", "members", "--json")
+        first = table["instances"][0]["id"]
+        self.box.run("zht", "migrate", "5", "--to", str(first))
+        self.box.run("zht", "leave", "--cluster", cluster.nodes[3].address)
+        cluster.nodes[3].process.wait(SLOW)
+        cluster.nodes.pop()
+        cluster.use()
+        cluster.wait_until_safe()
+        for n in range(100):
+            self.assertEqual(pipe.ask(op="lookup", key=f"k{n}")["value"], str(n))
+        pipe.close()
+
+
+if __name__ == "__main__":
+    harness.main()

@@ -1,0 +1,92 @@
+// What a node's manager knows and does as a part of the cluster: the views, who lives, its keeper if it is one, the wishes of
+// its instances. The cores of zht/core/replication put together; no sockets and no threads, but the keeper's disk.
+//
+//   cluster->on_message(message, now);  cluster->wish(wish);  cluster->adopt(news);  cluster->tick(now);   // any number, then
+//   auto step = cluster->step(now);
+//   send(step.messages);  tell_instances(step.views, step.goals);  if (step.table_changed) publish(cluster->encoded_table());
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "zht/core/replication/manager.h"
+#include "zht/server/identity.h"
+#include "zht/wire/zht.pb.h"
+
+namespace zht::server {
+
+struct ClusterOptions {
+  Identity identity;               // incarnation: of this life
+  std::vector<std::uint64_t> keepers;
+  std::vector<replication::NodeInfo> known;  // other nodes heard of in earlier lives, or from who let this one join
+  std::string folder;              // of the keeper's registers
+  std::string rack;
+  std::size_t copies = 3, sync_copies = 2;
+  std::uint64_t max_value_size = 0;
+  bool balances = true;
+};
+
+class Cluster {
+ public:
+  // Errors: those of novoht::Store::open, corrupt (a register).
+  static base::Result<std::unique_ptr<Cluster>> open(ClusterOptions options, base::FileSystem& files);
+
+  // --- events ---
+  void on_message(const replication::ManagerMessage& message, base::Time now);
+  void wish(const replication::Wish& wish) { manager_->wish(wish); }
+  void adopt(const replication::ViewNews& news) { manager_->adopt(news.partition, news.view); }
+  void tick(base::Time now);
+  // What this node tells of itself.
+  void introduce(const wire::NodeAbout& about);
+  void set_leaving(bool leaving) { manager_->self().leaving = leaving; }
+  void set_room(bool room) { manager_->self().room = room; }
+  void set_left();  // emptied: others need not think of it any more
+  // A number for a node that wants to join; nothing as long as none is decided, and then this is to be asked again.
+  std::optional<std::uint64_t> enrol(std::uint64_t uid);
+  // Where a partition shall be, told to whoever leads it.
+  void send_goal(const replication::Placed& goal);
+
+  struct Step {
+    std::vector<replication::ManagerMessage> messages;
+    std::vector<replication::ViewNews> views;  // of partitions, newer than before
+    std::vector<replication::Placed> goals;    // for instances here
+    // Of those views, for the log: who leads now, who came, who went; and in which partitions. A node that dies changes
+    // hundreds of views in one way.
+    std::map<std::string, std::vector<PartitionId>> story;
+    bool table_changed = false;
+  };
+  // error: this keeper's disk failed; it is none any more.
+  base::Result<Step> step(base::Time now);
+
+  // --- what is known ---
+  std::uint32_t partition_count() const { return options_.identity.partition_count; }
+  std::vector<replication::View> views() const;  // of the partitions
+  const replication::View& view(PartitionId partition) const { return manager_->view(partition); }
+  std::uint64_t version() const;
+  wire::MembershipTable table(base::Time now) const;
+  std::vector<replication::Candidate> candidates(base::Time now) const { return manager_->candidates(now); }
+  std::map<InstanceId, replication::Site> sites() const { return manager_->sites(); }
+  std::vector<replication::Manager::Acquaintance> nodes(base::Time now) const { return manager_->acquaintances(now); }
+  wire::NodeAbout about(std::uint64_t node) const;  // empty: not heard of yet
+  bool is_keeper() const { return keeper_ != nullptr; }
+  const std::vector<std::uint64_t>& keepers() const { return options_.keepers; }
+  std::uint64_t self() const { return options_.identity.number; }
+  bool alone(base::Time now) const;  // no other node was ever heard of that has not left
+
+ private:
+  explicit Cluster(ClusterOptions options);
+
+  ClusterOptions options_;
+  std::unique_ptr<novoht::Store> store_;
+  std::unique_ptr<replication::RegisterStore> registers_;
+  std::unique_ptr<replication::Keeper> keeper_;
+  std::unique_ptr<replication::Manager> manager_;
+  std::vector<replication::View> told_;  // views as the instances were told of them
+  std::optional<base::Error> failed_;
+  std::uint64_t nodes_seen_ = 0;  // a sum over all nodes that changes when one of them tells something new
+};
+
+}  // namespace zht::server

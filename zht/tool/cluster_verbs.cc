@@ -1,0 +1,154 @@
+#include "zht/tool/cluster_verbs.h"
+
+#include <CLI/CLI.hpp>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "zht/support/output.h"
+#include "zht/tool/manager.h"
+
+namespace zht::tool {
+
+using namespace std::chrono_literals;
+using nlohmann::json;
+
+namespace {
+
+bool is_safe(const wire::ClusterStatus& cluster) {
+  return cluster.unavailable() + cluster.leaderless() + cluster.at_risk() + cluster.short_of_copies() + cluster.unknown() == 0 &&
+         cluster.living_keepers() * 2 > static_cast<std::uint32_t>(cluster.keepers_size());
+}
+
+std::string state_of(const wire::ClusterNode& node) {
+  std::string state = node.lives() ? "lives" : "silent";
+  if (node.leaving()) state += ", leaving";
+  if (node.keeper()) state += ", keeper";
+  return state;
+}
+
+Result<void> leave(const support::Program& program) {
+  TRY_LET(addresses, managers(program));
+  TRY(client::ask_to_leave(addresses.front(), patience(program, 5s)));
+  const auto limit = std::chrono::steady_clock::now() + patience(program, 600s);
+  for (int silent = 0; silent < 3;) {
+    if (std::chrono::steady_clock::now() > limit)
+      return fail(Code::timeout, "the node is still being emptied; see: zht status");
+    std::this_thread::sleep_for(200ms);
+    silent = client::fetch_status(addresses.front(), 2s) ? 0 : silent + 1;
+  }
+  if (!program.common().quiet) std::cerr << "zht: the node has left\n";
+  return {};
+}
+
+struct Migration {
+  std::vector<std::uint32_t> partitions;
+  std::int64_t from = -1, to = -1;
+  bool watch = false;
+};
+
+Result<void> migrate(const support::Program& program, const Migration& wanted) {
+  if (wanted.to < 0) return fail(Code::invalid, "migrate needs --to INSTANCE; see: zht members");
+  if (wanted.partitions.empty() && wanted.from < 0) return fail(Code::invalid, "migrate needs partitions, or --from INSTANCE");
+  TRY_LET(addresses, managers(program));
+  TRY_LET(before, client::fetch_table(addresses, patience(program, 5s)));
+  std::vector<std::uint32_t> partitions = wanted.partitions;
+  for (std::uint32_t p = 0; wanted.from >= 0 && p < before->partition_count; p++)
+    if (before->instances[before->owners[p].instance].id == static_cast<std::uint32_t>(wanted.from)) partitions.push_back(p);
+  const auto count_left = [&](const client::Table& table) {
+    std::size_t left = 0;
+    for (std::uint32_t p : partitions) left += table.instances[table.owners[p].instance].id != static_cast<std::uint32_t>(wanted.to);
+    return left;
+  };
+  for (std::uint32_t p : partitions)
+    if (p >= before->partition_count) return fail(Code::invalid, "partition ", p, " of ", before->partition_count);
+  const auto limit = std::chrono::steady_clock::now() + patience(program, 60s);
+  std::size_t left = count_left(*before), shown = left + 1;
+  // A goal is forgotten when its partition's leader changes meanwhile; so it is said again.
+  for (auto next = std::chrono::steady_clock::now(); left > 0;) {
+    if (std::chrono::steady_clock::now() > limit) return fail(Code::timeout, left, " of ", partitions.size(), " partitions have not moved yet");
+    if (std::chrono::steady_clock::now() >= next) {
+      next = std::chrono::steady_clock::now() + 2s;
+      TRY(client::ask_to_migrate(addresses.front(), partitions, static_cast<std::uint32_t>(wanted.to), patience(program, 5s)));
+    }
+    std::this_thread::sleep_for(20ms);
+    TRY_LET(table, client::fetch_table(addresses, patience(program, 5s)));
+    left = count_left(*table);
+    if (wanted.watch && left != std::exchange(shown, left) && !program.common().quiet)
+      std::cerr << "zht: " << partitions.size() - left << " of " << partitions.size() << " partitions are led by instance " << wanted.to << "\n";
+  }
+  if (program.common().json) support::print_json({{"partitions", partitions.size()}, {"to", wanted.to}});
+  return {};
+}
+
+}  // namespace
+
+json cluster_json(const wire::ClusterStatus& cluster) {
+  json nodes = json::array();
+  for (const wire::ClusterNode& one : cluster.nodes())
+    nodes.push_back({{"node", one.node()},
+                     {"address", one.address()},
+                     {"rack", one.rack()},
+                     {"instances", one.instances()},
+                     {"lives", one.lives()},
+                     {"leaving", one.leaving()},
+                     {"keeper", one.keeper()},
+                     {"incarnation", one.incarnation()},
+                     {"leads", one.leads()},
+                     {"copies", one.copies()},
+                     {"learns", one.learns()}});
+  return {{"cluster", cluster.cluster()},
+          {"node", cluster.node()},
+          {"table_version", cluster.table_version()},
+          {"safe", is_safe(cluster)},
+          {"keepers", cluster.keepers_size()},
+          {"living_keepers", cluster.living_keepers()},
+          {"unavailable", cluster.unavailable()},
+          {"leaderless", cluster.leaderless()},
+          {"at_risk", cluster.at_risk()},
+          {"short_of_copies", cluster.short_of_copies()},
+          {"moving", cluster.moving()},
+          {"unknown", cluster.unknown()},
+          {"nodes", std::move(nodes)}};
+}
+
+void print_nodes(const wire::ClusterStatus& cluster) {
+  support::Table table({"NODE", "ADDRESS", "RACK", "INSTANCES", "LEADS", "COPIES", "LEARNS", "STATE"});
+  for (const wire::ClusterNode& one : cluster.nodes())
+    table.row({std::to_string(one.node()), one.address().empty() ? "unix" : one.address(), one.rack().empty() ? "-" : one.rack(),
+               std::to_string(one.instances()), std::to_string(one.leads()), std::to_string(one.copies()), std::to_string(one.learns()),
+               state_of(one)});
+  table.print();
+}
+
+void print_cluster(const wire::ClusterStatus& cluster) {
+  std::cout << (is_safe(cluster) ? "data is safe" : "DATA IS NOT SAFE") << ": " << cluster.living_keepers() << " of "
+            << cluster.keepers_size() << " keepers live";
+  const auto say = [](std::uint32_t count, const char* what) {
+    if (count > 0) std::cout << "; " << count << " partitions " << what;
+  };
+  say(cluster.unavailable(), "have no living copy");
+  say(cluster.leaderless(), "wait for another to lead them");
+  say(cluster.at_risk(), "have fewer synchronous copies than wanted");
+  say(cluster.short_of_copies(), "have fewer copies than wanted");
+  say(cluster.moving(), "are moving");
+  say(cluster.unknown(), "are unknown to this node");
+  std::cout << "\n\n";
+}
+
+void add_cluster_verbs(support::Program& program) {
+  program
+      .verb("leave", "Empties the node onto the others, then ends it. Waits for that.",
+            {"zht leave --data /var/lib/zht", "zht leave --cluster 10.0.0.7:5470"})
+      .action([&program] { return leave(program); });
+  auto wanted = std::make_shared<Migration>();
+  auto& verb = program.verb("migrate", "Moves partitions to another instance while they are in use.",
+                            {"zht migrate 17 --to 1024", "zht migrate --from 0 --to 2048 --watch"});
+  verb.options().add_option("partition", wanted->partitions, "partitions to move");
+  verb.options().add_option("--from", wanted->from, "all that this instance leads");
+  verb.options().add_option("--to", wanted->to, "instance that shall lead them; see zht members");
+  verb.options().add_flag("--watch", wanted->watch, "tell how far it is");
+  verb.action([&program, wanted] { return migrate(program, *wanted); });
+}
+
+}  // namespace zht::tool
