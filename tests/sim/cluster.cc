@@ -326,6 +326,7 @@ void Node::open_instance() {
   options.segment_size = 1 << 13;
   options.log_floor = 0;
   options.timing = world_.timing;
+  options.keep_departed = std::chrono::milliseconds(50 + world_.random.below(3000));
   options.defects = world_.options.defects;
   options.observer = this;
   auto opened = Instance::open(disk, "store", options, procedures(), std::vector<View>(world_.partition_count));
@@ -835,6 +836,7 @@ void Client::next() {
       if (appended && random.chance(0.3)) request_.verb = random.chance(0.5) ? Verb::update : Verb::batch;
       if (request_.verb == Verb::insert && random.chance(0.4)) request_.ttl_ms = 1 + random.below(400);
       if (request_.verb == Verb::lookup) request_.eventual = random.chance(0.15);
+      if (request_.eventual && random.chance(0.5)) request_.after = seen.second;
     }
     if (request_.verb == Verb::cswap) request_.expected = seen.first;
     if (request_.verb == Verb::watch) request_.after = seen.second;

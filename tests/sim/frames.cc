@@ -33,7 +33,11 @@ std::string encode(const Request& asked, std::uint64_t request, std::uint32_t pa
   const Condition expected = asked.expected ? Condition::equals(*asked.expected) : Condition::absent();
   const auto operation = [&]() -> Operation {
     switch (asked.verb) {
-      case Verb::lookup: return Operation::lookup(key);
+      case Verb::lookup: {
+        Operation lookup = Operation::lookup(key);
+        if (asked.eventual && asked.after > 0) lookup.condition = Condition::after_version(asked.after);
+        return lookup;
+      }
       case Verb::insert: return Operation::insert(key, asked.value, std::chrono::milliseconds(asked.ttl_ms));
       case Verb::remove: return Operation::remove(key);
       case Verb::append: return Operation::append(key, asked.value);

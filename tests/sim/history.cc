@@ -144,7 +144,7 @@ void History::judge_call(Call& call, Version least) {
   if (changed && done == where_.end()) return bad("acknowledged change lost", what);
   if (refused && done != where_.end()) return bad("refused request was executed", what);
   auto& states = states_[{request.partition, request.key}];
-  if (request.eventual) least = 0;
+  if (request.eventual) least = request.after;
   if (!changed && call.reply.version == 0 && !places_[request.partition].empty()) {
     if (!assign(call, least)) return bad("read of a state that never was", what + ": nothing there");
     if (request.verb == Verb::cswap && !request.expected) bad("refused when it should have been executed", what);

@@ -24,7 +24,7 @@ struct Request {
   std::uint32_t partition = 0;
   std::string key, value;
   std::optional<std::string> expected;
-  Version after = 0;  // watch: satisfied by a later version
+  Version after = 0;  // watch: satisfied by a later version; eventual lookup: of the partition when it had this, or later
   std::uint64_t client = 0, sequence = 0, floor = 0;
   Epoch epoch{0};
   std::uint64_t ttl_ms = 0;  // insert

@@ -95,22 +95,28 @@ Result<std::unique_ptr<Instance>> Instance::open(base::FileSystem& files, std::s
   const replication::Member self{known.id, known.incarnation};
   instance->replicator_ =
       std::make_unique<replication::Replicator>(self, known.timing, *instance->replicated_, known.defects, known.observer);
-  for (std::uint32_t p = 0; p < instance->partitions(); p++) {
-    instance->replicator_->adopt(PartitionId{p}, instance->views_[p]);
-    instance->refresh(PartitionId{p});
-  }
+  // In a cluster with the first round: from the moment a view is adopted time runs, and here it is not known.
+  if (!known.clustered) instance->take_up();
   for (PartitionId held : instance->replicated_->partitions()) {
     if (number_of(held) >= instance->partitions())
       return fail(Code::invalid, "instance ", static_cast<std::uint32_t>(known.id), " holds data of partition ", number_of(held),
                   " of ", instance->partitions());
-    if (known.clustered)
-      instance->replicator_->get(held).adopt(instance->views_[number_of(held)]);
-    else if (instance->epochs_[number_of(held)] == 0)
+    if (!known.clustered && instance->epochs_[number_of(held)] == 0)
       return fail(Code::invalid, "instance ", static_cast<std::uint32_t>(known.id), " holds data of partition ", number_of(held),
                   ", which the membership table gives to another");
   }
   instance->transaction_ = std::make_unique<PartitionTransaction>(*instance->store_, base::WallTime{});
   return instance;
+}
+
+// The views known at the start, and what is held of other partitions.
+void Instance::take_up() {
+  taken_up_ = true;
+  for (PartitionId held : replicated_->partitions()) (void)replicator_->get(held);
+  for (std::uint32_t p = 0; p < partitions(); p++) {
+    replicator_->adopt(PartitionId{p}, views_[p]);
+    refresh(PartitionId{p});
+  }
 }
 
 std::size_t Instance::partition_count() const {
@@ -129,7 +135,9 @@ void Instance::begin_round(base::Time now, base::WallTime wall) {
   if (!options_.clustered) store_->set_now(wall_);
   transaction_->set_now(wall_);
   changed_in_round_ = marked_ = false;
-  if (options_.clustered) replicator_->begin(now);
+  if (!options_.clustered) return;
+  replicator_->begin(now);
+  if (!taken_up_) take_up();
 }
 
 std::vector<replication::PeerMessage> Instance::take_peer_messages() {
@@ -271,8 +279,10 @@ void Instance::answer_at_once(const Frame& frame, const Error& error, std::strin
 }
 
 bool Instance::may_read_eventually(replication::Replica* replica, const Frame& frame, const OperationView& operation) const {
-  return replica != nullptr && (frame.flags & wire::kEventual) != 0 && operation.kind == OpKind::lookup &&
-         replica->reads_eventually() && !replicated_->unsettled(PartitionId{frame.partition}, operation.key);
+  if (replica == nullptr || (frame.flags & wire::kEventual) == 0 || operation.kind != OpKind::lookup) return false;
+  if (!replica->reads_eventually() || replicated_->unsettled(PartitionId{frame.partition}, operation.key)) return false;
+  // A session that has seen a version is not shown what was before it.
+  return operation.condition != Condition::Kind::version_after || replica->commit() >= operation.condition_version;
 }
 
 void Instance::on_replicated(ConnectionId from, const Frame& frame, const OperationView& operation, std::string& out) {
@@ -877,6 +887,7 @@ void Instance::on_tick() {
       if (epochs_[number_of(partition)] == 0 && replicator_->look(partition)->is_alone()) refresh(partition);
   }
   if (failure_.empty()) {
+    if (options_.clustered) forget_departed();
     reap_expired();
     // Errors are in the store's statistics; the next slice tries again.
     (void)store_->maintain(std::chrono::milliseconds(2));
@@ -884,6 +895,21 @@ void Instance::on_tick() {
   if (now_ >= next_forget_) {
     next_forget_ = now_ + std::chrono::minutes(1);
     results_->forget_silent(now_ms_);
+  }
+}
+
+// One a tick: dropping a table takes time.
+void Instance::forget_departed() {
+  std::erase_if(departed_, [&](const auto& one) { return !replicator_->look(one.first)->is_spare(); });
+  bool one_went = false;
+  for (PartitionId partition : replicator_->partitions()) {
+    replication::Replica& replica = *replicator_->look(partition);
+    if (!replica.is_spare()) continue;
+    const auto [seen, fresh] = departed_.emplace(partition, now_);
+    if (fresh || one_went || now_ - seen->second < options_.keep_departed) continue;
+    one_went = true;
+    if (replicated_->forget(partition, options_.incarnation)) replica.forget();
+    departed_.erase(seen);
   }
 }
 

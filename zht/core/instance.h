@@ -61,6 +61,8 @@ struct InstanceOptions {
   std::uint64_t incarnation = 0;  // durable, and greater than in any life before; 0: as the table has it
   std::string boot;               // names the machine's present boot (see ReplicatedStore); empty: unknown
   replication::Timing timing;
+  // What is held of a partition in which it has no part any more goes after so long, where the others are as many as needed.
+  base::Duration keep_departed = std::chrono::seconds(60);
   replication::Defects defects;   // tests only, as the next
   replication::ReplicationObserver* observer = nullptr;
 };
@@ -165,9 +167,11 @@ class Instance {
   void hold(replication::Replica& replica, ConnectionId to, std::uint64_t request, std::uint8_t op, PartitionId partition,
             replication::Held what, std::string frame);
   void release(const replication::Released& released);
+  void take_up();
   void refresh(PartitionId partition);
   void leave(PartitionId partition);
   void stop_serving();
+  void forget_departed();
   void remove_expired(PartitionId partition, replication::Replica* replica);
   // What is read of this key, in the request at hand, rests on this.
   void reads_key(Bytes key);
@@ -225,9 +229,10 @@ class Instance {
   std::deque<Waiting> waiting_;      // by token, from first_token_ on
   std::uint64_t first_token_ = 1;
   std::size_t waiting_bytes_ = 0;
+  std::map<PartitionId, base::Time> departed_;  // when it was first seen to be spare
   std::vector<replication::ViewNews> news_;
   std::uint64_t mark_ = 0;
-  bool marked_ = false;
+  bool marked_ = false, taken_up_ = false;
   Watchers watchers_;
   std::unique_ptr<PartitionTransaction> transaction_;
   std::vector<Send> sends_;

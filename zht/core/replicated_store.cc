@@ -64,12 +64,15 @@ class Snapshot final : public replication::SnapshotSource {
   Result<Piece> read(std::uint64_t index) override {
     if (index + 1 == next_) return Piece{piece_, last_};
     if (index != next_ || last_) return fail(Code::conflict, "piece ", index, " of a snapshot that goes on with ", next_);
-    TRY_LET(bytes, export_->next(kPieceSize));
-    piece_ = std::move(bytes);
+    piece_.clear();
+    do {  // an export hands out its parts one by one, and each piece costs a round trip
+      TRY_LET(bytes, export_->next(kPieceSize - piece_.size()));
+      piece_ += bytes;
+      // The version that the snapshot leads to is the table's at the very moment when it is first known.
+      if (at_.sequence == 0 && export_->version() != 0) at_ = {Epoch{store_.epoch(table_)}, export_->version()};
+      last_ = export_->done();
+    } while (!last_ && piece_.size() < kPieceSize);
     next_++;
-    // The version that the snapshot leads to is the table's at this very moment when it is first known.
-    if (at_.sequence == 0 && export_->version() != 0) at_ = {Epoch{store_.epoch(table_)}, export_->version()};
-    last_ = export_->done();
     return Piece{piece_, last_};
   }
 

@@ -107,6 +107,19 @@ void Replica::forget_log() {
   marks_.clear();
 }
 
+bool Replica::is_spare() const {
+  return role() == Role::stranger && view_.epoch != Epoch{0} && !member_at(view_, host_.self().instance) &&
+         view_.sync.size() >= std::max<std::size_t>(1, view_.need) && (end_.sequence > 0 || import_);
+}
+
+void Replica::forget() {
+  CHECK(role() == Role::stranger);
+  forget_log();
+  import_.reset();
+  imported_ = {};
+  origin_ = host_.store().origin(partition_);
+}
+
 void Replica::trim_tail() {
   const Timing& timing = host_.timing();
   while (tail_bytes_ > timing.tail_bytes && !tail_.empty() && tail_.front()->at.sequence <= commit_) {

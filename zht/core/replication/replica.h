@@ -146,6 +146,9 @@ class Replica {
   void send();
   // Whether something is under way that a later round will have to look at.
   bool waits() const { return !marks_.empty() || !held_.empty(); }
+  // What the store holds of it can go: this instance has no part in a view that is as safe as it has to be.
+  bool is_spare() const;
+  void forget();  // the host has thrown it away (a stranger's only); its log is taken up anew
   // The host has failed: everything that waits is let go of.
   void abandon() { let_go(); }
   // Those who need this instance's beacons because of this partition.

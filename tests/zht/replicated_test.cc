@@ -1,0 +1,497 @@
+// Instances that have partitions together, and what a restart may vouch for. No faults by chance here (tests/sim has those):
+// each test is one thing that must be so.
+#include <gtest/gtest.h>
+
+#include <deque>
+#include <map>
+#include <set>
+
+#include "novoht/base/memory_files.h"
+#include "zht/core/instance.h"
+
+namespace zht::core {
+namespace {
+
+using namespace std::chrono_literals;
+using replication::Change;
+using replication::Member;
+using replication::PeerMessage;
+using replication::View;
+
+const Procedures& procedures() {
+  static const Procedures all = [] {
+    Procedures made;
+    add_general_procedures(made);
+    return made;
+  }();
+  return all;
+}
+
+// Some instances with one partition, and the keepers' part played by hand.
+struct Trio : testing::Test {
+  struct One {
+    base::MemoryFiles disk;
+    std::unique_ptr<Instance> core;
+    std::uint64_t incarnation = 1;
+    std::map<std::uint64_t, wire::Frame> replies;
+    std::deque<std::string> bytes;  // what the replies borrow from
+    base::Duration clock{};         // its wall clock's error
+  };
+  std::deque<One> all = std::deque<One>(3);
+  base::FakeClock clock;
+  View view;
+  Durability durability = Durability::interval;
+  std::string boot = "b";
+  std::set<std::size_t> cut;  // instances that nobody hears and who hear nobody
+  std::uint64_t next = 1;
+  std::uint64_t me = ((base::to_millis(base::FakeClock().wall()) / 4000) << 34) | 7;
+  std::vector<PeerMessage> under_way;
+  bool granting = true, eventually = false;
+
+  void SetUp() override {
+    view.epoch = Epoch{1};
+    view.need = 2;
+    view.primary = {InstanceId{0}, 1};
+    view.sync = {view.primary, {InstanceId{1}, 1}};
+    view.learners = {{InstanceId{2}, 1}};
+    for (std::size_t i = 0; i < all.size(); i++) open(i);
+    run(100ms);
+  }
+  void open(std::size_t i) {
+    One& one = all[i];
+    InstanceOptions options;
+    options.id = InstanceId{static_cast<std::uint32_t>(i)};
+    options.clustered = true;
+    options.incarnation = one.incarnation;
+    options.boot = boot;
+    options.durability = durability;
+    options.keep_departed = 1s;
+    auto opened = Instance::open(one.disk, "store", options, procedures(), {view});
+    ASSERT_TRUE(opened) << opened.error().message;
+    one.core = std::move(*opened);
+  }
+  void kill(std::size_t i) {
+    all[i].core.reset();
+    all[i].disk.kill();
+    all[i].incarnation++;
+  }
+  // One round of one instance.
+  template <typename Work>
+  void round(std::size_t i, Work work) {
+    One& one = all[i];
+    if (!one.core) return;
+    one.core->begin_round(clock.now(), clock.wall() + one.clock);
+    std::string out;
+    work(*one.core, out);
+    for (PeerMessage& message : one.core->take_peer_messages()) under_way.push_back(std::move(message));
+    EXPECT_TRUE(one.core->end_round());
+    one.core->finish_round(clock.now());
+    take(one, out);
+    for (Send& send : one.core->take_sends()) take(one, send.frame);
+    for (PeerMessage& message : one.core->take_peer_messages()) under_way.push_back(std::move(message));
+    for (const replication::Wish& wish : one.core->take_wishes()) {
+      if (const auto made = granting && !cut.contains(i) ? replication::next_view(view, wish.change) : std::nullopt) view = *made;
+    }
+  }
+  static void take(One& one, Bytes frames) {
+    while (!frames.empty()) {
+      const auto size = (*wire::next_frame(frames, wire::kMaxFrameSize))->size;
+      const std::string& kept = one.bytes.emplace_back(frames.substr(0, size));
+      const auto frame = **wire::next_frame(kept, wire::kMaxFrameSize);
+      EXPECT_FALSE(one.replies.contains(frame.request)) << "answered twice";
+      one.replies[frame.request] = frame;
+      frames.remove_prefix(size);
+    }
+  }
+  void run(base::Duration time) {
+    for (base::Duration passed{}; passed < time; passed += 10ms) {
+      clock.advance(10ms);
+      const std::vector<PeerMessage> now = std::exchange(under_way, {});
+      for (std::size_t i = 0; i < all.size(); i++) {
+        round(i, [&](Instance& core, std::string&) {
+          if (!cut.contains(i)) core.adopt(PartitionId{0}, view);
+          for (const PeerMessage& message : now)
+            if (message.to == InstanceId{static_cast<std::uint32_t>(i)} && !cut.contains(i) &&
+                !cut.contains(static_cast<std::uint32_t>(message.from.instance)))
+              core.on_peer(message);
+          std::vector<replication::Candidate> candidates;
+          for (std::size_t other = 0; other < all.size(); other++)
+            if (all[other].core) candidates.push_back({all[other].core->self(), 0, other});
+          core.set_candidates(candidates);
+          std::map<InstanceId, replication::Site> sites;
+          for (std::uint32_t other = 0; other < all.size(); other++) sites[InstanceId{other}] = {other, 0};
+          core.set_sites(sites);
+          core.on_tick();
+        });
+      }
+    }
+  }
+  std::uint64_t ask(std::size_t i, const Operation& operation, std::uint64_t sequence = 0, Epoch epoch = {}, std::uint64_t timeout_ms = 0) {
+    const std::uint64_t number = next++;
+    std::string request;
+    wire::encode_request(request, operation,
+                         {.request = number, .client = sequence != 0 ? me : 0, .sequence = sequence,
+                          .epoch = replication::number(epoch != Epoch{0} ? epoch : view.epoch), .partition = PartitionId{0},
+                          .timeout_ms = timeout_ms});
+    if (operation.kind == OpKind::lookup && eventually) request[8] = static_cast<char>(request[8] | wire::kEventual);
+    eventually = false;
+    round(i, [&](Instance& core, std::string& out) { core.on_frame(ConnectionId{1}, **wire::next_frame(request, wire::kMaxFrameSize), out); });
+    return number;
+  }
+  Operation eventual(const std::string& key, Version at_least = 0) {
+    eventually = true;
+    Operation lookup = Operation::lookup(key);
+    if (at_least > 0) lookup.condition = Condition::after_version(at_least);
+    return lookup;
+  }
+  Epoch next_epoch() const { return replication::next(view.epoch); }
+  bool answered(std::size_t i, std::uint64_t number) { return all[i].replies.contains(number); }
+  bool sent_away(std::size_t i, std::uint64_t number) {
+    return answered(i, number) && all[i].replies.at(number).status == wire::kStatusRetry;
+  }
+  Outcome answer(std::size_t i, std::uint64_t number) {
+    if (!answered(i, number)) ADD_FAILURE() << "not answered";
+    if (!answered(i, number)) return {};
+    return wire::decode_outcome(all[i].replies.at(number)).value();
+  }
+};
+
+TEST_F(Trio, AChangeIsAnsweredWhenEverySyncMemberHasIt) {
+  const auto first = ask(0, Operation::insert("k", "v"), 1);
+  EXPECT_FALSE(answered(0, first));
+  run(30ms);
+  EXPECT_EQ(answer(0, first).version, 1u);
+  cut = {1};
+  const auto second = ask(0, Operation::append("k", "w"), 2);
+  run(100ms);
+  EXPECT_FALSE(answered(0, second));
+  EXPECT_EQ(all[2].core->replicated_store().end(PartitionId{0}).sequence, 2u);  // the learner has it; that does not count
+  cut.clear();
+  run(200ms);
+  EXPECT_EQ(answer(0, second).size, 2u);
+}
+
+TEST_F(Trio, AReadWaitsForTheChangeItSaw) {
+  cut = {1};
+  granting = false;
+  ask(0, Operation::insert("k", "v"), 1);
+  const auto seen = ask(0, Operation::lookup("k")), other = ask(0, Operation::lookup("other"));
+  run(20ms);
+  EXPECT_FALSE(answered(0, seen));
+  EXPECT_EQ(answer(0, other).code, Code::not_found);  // under the lease
+  run(500ms);
+  const auto late = ask(0, Operation::lookup("other"));
+  run(20ms);
+  EXPECT_FALSE(answered(0, late));  // the lease is over
+  granting = true;
+  run(200ms);  // the silent one is dropped, the learner takes its place
+  EXPECT_EQ(answer(0, seen).value, "v");
+  EXPECT_EQ(answer(0, late).code, Code::not_found);
+}
+
+TEST_F(Trio, AnotherEpochIsSentAway) {
+  EXPECT_TRUE(sent_away(0, ask(0, Operation::insert("k", "v"), 1, Epoch{7})));
+  EXPECT_TRUE(sent_away(1, ask(1, Operation::insert("k", "v"), 1)));
+  EXPECT_EQ(all[0].core->replicated_store().end(PartitionId{0}).sequence, 0u);
+}
+
+TEST_F(Trio, ARetryAfterFailoverIsAnsweredNotExecuted) {
+  const auto first = ask(0, Operation::append("k", "x"), 1);
+  const auto batch = ask(0, Operation::batch({Operation::append("k", "y"), Operation::lookup("k")}), 2);
+  run(50ms);
+  EXPECT_EQ(answer(0, first).size, 1u);
+  EXPECT_EQ(answer(0, batch).outcomes[1].value, "xy");
+  kill(0);
+  run(1s);
+  EXPECT_EQ(view.primary.instance, InstanceId{1});
+  const auto again = ask(1, Operation::append("k", "x"), 1);
+  const auto batch_again = ask(1, Operation::batch({Operation::append("k", "y"), Operation::lookup("k")}), 2);
+  const auto fresh = ask(1, Operation::append("k", "z"), 3);
+  run(200ms);
+  EXPECT_EQ(answer(1, again).version, 1u);
+  EXPECT_EQ(answer(1, batch_again).outcomes[1].value, "xy");
+  EXPECT_EQ(answer(1, fresh).size, 3u);
+}
+
+TEST_F(Trio, WhatADeposedPrimaryNeverCommittedIsTakenBackWithItsAnswer) {
+  const auto kept = ask(0, Operation::append("k", "a"), 1);
+  run(50ms);
+  EXPECT_TRUE(answered(0, kept));
+  cut = {0};
+  const auto lost = ask(0, Operation::append("k", "lost"), 2);
+  const auto lost_too = ask(0, Operation::insert("new", "lost"), 3);
+  run(1s);
+  ASSERT_EQ(view.primary.instance, InstanceId{1});
+  EXPECT_FALSE(answered(0, lost));
+  const auto after = ask(1, Operation::append("k", "b"), 4);
+  run(200ms);
+  EXPECT_EQ(answer(1, after).size, 2u);
+  cut.clear();
+  run(2s);
+  EXPECT_TRUE(sent_away(0, lost));
+  EXPECT_TRUE(sent_away(0, lost_too));
+  EXPECT_GT(all[0].core->replicated_store().rewinds(), 0u);
+  for (const One& one : all) {
+    const auto value = one.core->replicated_store().tables().lookup(novoht::TableId{0}, "k");
+    ASSERT_TRUE(value);
+    EXPECT_EQ(*value->contiguous() == "ab" || value->fragment_count() == 2, true);
+    EXPECT_EQ(value->version(), 2u);
+    EXPECT_FALSE(one.core->replicated_store().tables().lookup(novoht::TableId{0}, "new"));
+  }
+  const auto retried = ask(1, Operation::append("k", "lost"), 2);  // so it is executed now, once
+  run(100ms);
+  EXPECT_EQ(answer(1, retried).size, 6u);
+}
+
+TEST_F(Trio, AWatcherHearsOfWhatIsCommittedAndIsSentAwayWithItsPrimary) {
+  const auto one = ask(0, Operation::callback("k", Condition::present()), 0, {}, 60'000);
+  const auto other = ask(0, Operation::callback("other", Condition::present()), 0, {}, 60'000);
+  run(50ms);
+  EXPECT_FALSE(answered(0, one));
+  ask(0, Operation::insert("k", "v"), 1);
+  EXPECT_FALSE(answered(0, one));
+  run(50ms);
+  EXPECT_EQ(answer(0, one).value, "v");
+  cut = {0};
+  ask(0, Operation::insert("other", "never committed"), 2);
+  run(1s);
+  EXPECT_FALSE(answered(0, other));
+  cut.clear();
+  run(500ms);
+  EXPECT_TRUE(sent_away(0, other));
+}
+
+// The clocks of the three differ by hours: what counts is the primary's, and what its log says.
+TEST_F(Trio, TimesToLiveEndThroughTheLog) {
+  all[1].clock = 5h;
+  const auto put = ask(0, Operation::insert("k", "v", 1000ms), 1);
+  run(50ms);
+  EXPECT_TRUE(answered(0, put));
+  const auto append = ask(0, Operation::append("k", "w"), 2);  // on the follower too it is still there
+  run(50ms);
+  EXPECT_EQ(answer(0, append).fragment_count, 2u);
+  EXPECT_EQ(all[1].core->replicated_store().tables().lookup(novoht::TableId{0}, "k")->fragment_count(), 2u);
+  clock.advance(1s);
+  const auto gone = ask(0, Operation::lookup("k"));
+  run(100ms);
+  EXPECT_EQ(answer(0, gone).code, Code::not_found);
+  EXPECT_FALSE(all[1].core->replicated_store().tables().lookup(novoht::TableId{0}, "k"));
+}
+
+TEST_F(Trio, AnyMemberMayAnswerWhatMayBeOld) {
+  ask(0, Operation::insert("k", "v"), 1);
+  run(200ms);
+  const auto here = ask(1, eventual("k")), there = ask(2, eventual("k", 1));
+  EXPECT_EQ(answer(1, here).value, "v");
+  EXPECT_EQ(answer(2, there).value, "v");
+  EXPECT_TRUE(sent_away(2, ask(2, eventual("k", 2))));  // it does not know of a second change
+  cut = {1};
+  granting = false;
+  ask(0, Operation::insert("k", "uncommitted"), 2);
+  run(100ms);
+  EXPECT_TRUE(sent_away(2, ask(2, eventual("k"))));  // it has more than is committed
+}
+
+TEST_F(Trio, WhoHasNoPartInAPartitionForgetsIt) {
+  ask(0, Operation::insert("k", "v"), 1);
+  run(200ms);
+  ASSERT_EQ(all[2].core->replicated_store().end(PartitionId{0}).sequence, 1u);
+  granting = false;
+  view.epoch = next_epoch();
+  view.learners.clear();
+  run(2s);
+  EXPECT_EQ(all[2].core->replicated_store().end(PartitionId{0}).sequence, 0u);
+  EXPECT_EQ(all[2].core->replicated_store().origin(PartitionId{0}).since, 1u);
+  EXPECT_EQ(all[1].core->replicated_store().end(PartitionId{0}).sequence, 1u);
+  granting = true;
+  run(3s);  // and is given it again when it is needed
+  EXPECT_EQ(all[2].core->replicated_store().end(PartitionId{0}).sequence, 1u);
+}
+
+TEST_F(Trio, ADamagedLogIsPutAsideAndHealedByAPeer) {
+  for (std::uint64_t i = 1; i <= 40; i++) ask(0, Operation::append("k", std::string(500, 'x')), i);
+  run(200ms);
+  kill(1);
+  for (const std::string& path : all[1].disk.paths()) {
+    if (!path.starts_with("store/log-")) continue;
+    std::string bytes = all[1].disk.contents(path);
+    bytes[4000] = static_cast<char>(bytes[4000] ^ 1);
+    all[1].disk.put(path, bytes);
+    break;
+  }
+  open(1);
+  // The bad record was synced long ago, or good ones follow it: either way it is not taken for a torn tail.
+  EXPECT_TRUE(all[1].core->opened().damaged || all[1].core->opened().torn);
+  run(4s);
+  EXPECT_EQ(all[1].core->replicated_store().end(PartitionId{0}).sequence, 40u);
+  EXPECT_EQ(all[1].core->replicated_store().tables().lookup(novoht::TableId{0}, "k")->fragment_count(), 40u);
+  EXPECT_TRUE(replication::contains(view.sync, all[1].core->self()) || replication::contains(view.learners, all[1].core->self()));
+}
+
+// --- what a restart may vouch for ---
+
+struct Restart : testing::Test {
+  base::MemoryFiles disk;
+  std::uint64_t incarnation = 1;
+  std::unique_ptr<ReplicatedStore> store;
+  ReplicatedStore::Options options;
+  base::Random random{1};
+
+  void open(std::string boot, bool always = false) {
+    options.clustered = true;
+    options.incarnation = incarnation;
+    options.boot = std::move(boot);
+    options.synced_before_shown = always;
+    auto opened = ReplicatedStore::open(disk, "store", options);
+    ASSERT_TRUE(opened) << opened.error().message;
+    store = std::move(*opened);
+  }
+  void append(Bytes key) {
+    const novoht::Change change = novoht::Change::insert(key, "v");
+    const auto end = store->end(PartitionId{3});
+    ASSERT_TRUE(store->apply(PartitionId{3}, {{Epoch{1}, end.sequence + 1}, encode_entry({&change, 1}, {})}));
+    ASSERT_TRUE(store->tables().flush());
+  }
+  void end(bool power) {
+    store.reset();
+    if (power) disk.crash(random);
+    else disk.kill();
+    incarnation++;
+  }
+  std::uint64_t sure() { return store->origin(PartitionId{3}).sure; }
+};
+
+TEST_F(Restart, TheSameBootHasAllThatWasWritten) {
+  open("one");
+  EXPECT_EQ(sure(), 1u);
+  append("k");
+  end(false);
+  open("one");
+  EXPECT_EQ(store->end(PartitionId{3}).sequence, 1u);
+  EXPECT_EQ(sure(), 1u);
+}
+
+TEST_F(Restart, AnotherBootMayHaveLostWhatWasNotSynced) {
+  open("one");
+  append("k");
+  end(true);
+  open("two");
+  EXPECT_EQ(sure(), 2u);
+  EXPECT_EQ(store->origin(PartitionId{3}).since, 1u);
+  end(false);
+  open("two");
+  EXPECT_EQ(sure(), 2u);  // that does not pass
+}
+
+TEST_F(Restart, WhereEverythingWasSyncedBeforeItWasShownAnotherBootIsSure) {
+  open("one", true);
+  append("k");
+  end(true);
+  open("two", false);
+  EXPECT_EQ(sure(), 1u);
+  end(true);
+  open("three", false);
+  EXPECT_EQ(sure(), 3u);  // the second life promised less
+}
+
+TEST_F(Restart, WhoEndedWellIsSure) {
+  open("one");
+  append("k");
+  ASSERT_TRUE(store->close());
+  end(true);
+  open("two");
+  EXPECT_EQ(sure(), 1u);
+  EXPECT_EQ(store->end(PartitionId{3}).sequence, 1u);
+}
+
+TEST_F(Restart, AnUnknownBootIsAnother) {
+  open("");
+  append("k");
+  end(false);
+  open("");
+  EXPECT_EQ(sure(), 2u);
+}
+
+TEST_F(Restart, HalfASnapshotIsNothing) {
+  open("one");
+  append("k");
+  auto source = std::move(*store->export_snapshot(PartitionId{3}));
+  const auto piece = source->read(0);
+  ASSERT_TRUE(piece && piece->last);
+  EXPECT_EQ(source->read(0)->bytes, piece->bytes);  // it can be said again
+  ASSERT_TRUE(source->at());
+  source.reset();
+  ASSERT_TRUE(store->begin_import(PartitionId{3}, 1));
+  ASSERT_TRUE(store->import(PartitionId{3}, Bytes(piece->bytes).substr(0, 30)));
+  ASSERT_TRUE(store->tables().flush());
+  end(false);
+  open("one");
+  EXPECT_EQ(store->end(PartitionId{3}).sequence, 0u);
+  EXPECT_EQ(store->origin(PartitionId{3}).since, 2u);  // its first life's promises are not its own
+  ASSERT_TRUE(store->begin_import(PartitionId{3}, 2));
+  ASSERT_TRUE(store->import(PartitionId{3}, piece->bytes));
+  ASSERT_TRUE(store->end_import(PartitionId{3}, {Epoch{1}, 1}));
+  ASSERT_TRUE(store->tables().flush());
+  end(false);
+  open("one");
+  EXPECT_EQ(store->end(PartitionId{3}).sequence, 1u);
+  EXPECT_EQ(store->origin(PartitionId{3}).since, 2u);
+  EXPECT_TRUE(store->tables().lookup(novoht::TableId{3}, "k"));
+}
+
+// Damage is put aside in steps; whoever dies in between leaves something that the next life goes on with, and in the end
+// there is an empty store that vouches for nothing older.
+TEST_F(Restart, DyingWhileADamagedStoreIsPutAsideLeavesNoHalfStore) {
+  const auto prepare = [&] {
+    store.reset();
+    disk.kill();
+    for (const std::string& path : disk.paths()) (void)disk.remove(path);
+    disk.kill();
+    incarnation = 1;
+    open("one", true);
+    for (int i = 0; i < 50; i++) append("key" + std::to_string(i));
+    ASSERT_TRUE(store->tables().sync());
+    for (int i = 0; i < 50; i++) append("key" + std::to_string(i));
+    ASSERT_TRUE(store->tables().compact());
+    end(false);
+    for (const std::string& path : disk.paths()) {
+      if (!path.starts_with("store/table-00000003")) continue;
+      std::string bytes = disk.contents(path);
+      bytes[bytes.size() / 2] = static_cast<char>(bytes[bytes.size() / 2] ^ 4);
+      disk.put(path, bytes);
+    }
+  };
+  for (std::uint64_t step = 1;; step++) {
+    prepare();
+    disk.stop_at(disk.operations() + step);
+    options.incarnation = incarnation;
+    const bool done = ReplicatedStore::open(disk, "store", options).has_value();
+    disk.crash(random);
+    incarnation++;
+    open("two", true);
+    if (HasFatalFailure()) FAIL() << "step " << step;
+    ASSERT_EQ(store->end(PartitionId{3}).sequence, 0u) << "step " << step;
+    ASSERT_GE(store->origin(PartitionId{3}).since, 2u) << "step " << step;
+    if (done) {
+      EXPECT_GT(step, 5u);
+      return;
+    }
+  }
+}
+
+TEST(EntryTest, IsReadBackAndGarbledOnesAreRefused) {
+  const std::array<novoht::Change, 3> changes{novoht::Change::insert("k", "v", base::from_millis(5)), novoht::Change::append("a", ""),
+                                              novoht::Change::remove("r")};
+  const std::string bytes = encode_entry(changes, "note");
+  const auto back = decode_entry(bytes);
+  ASSERT_TRUE(back);
+  ASSERT_EQ(back->changes.size(), 3u);
+  EXPECT_EQ(back->changes[0].expires, base::from_millis(5));
+  EXPECT_EQ(back->changes[1].kind, novoht::Change::Kind::append);
+  EXPECT_EQ(back->note, "note");
+  for (std::size_t size = 0; size < bytes.size(); size++) EXPECT_FALSE(decode_entry(Bytes(bytes).substr(0, size)));
+  EXPECT_FALSE(decode_entry(bytes + "x"));
+}
+
+}  // namespace
+}  // namespace zht::core
