@@ -15,6 +15,7 @@ int main(int argc, char** argv) {
   zht::tool::add_node_verbs(program);
   zht::tool::add_top_verb(program);
   zht::tool::add_secret_verb(program);
+  zht::tool::add_local_cluster_verbs(program);
   zht::tool::add_bench_verb(program);
   return program.run(argc, argv);
 }

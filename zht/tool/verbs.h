@@ -10,6 +10,7 @@ void add_pipe_verb(support::Program& program);    // pipe
 void add_node_verbs(support::Program& program);   // status members stop
 void add_top_verb(support::Program& program);     // top
 void add_secret_verb(support::Program& program);  // secret
+void add_local_cluster_verbs(support::Program& program);  // cluster up, cluster down, cluster status
 void add_bench_verb(support::Program& program);   // bench
 
 }  // namespace zht::tool

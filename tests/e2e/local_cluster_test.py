@@ -1,0 +1,92 @@
+#!/usr/bin/env python3
+"""`zht cluster up`, `down` and `status` as people use them: three nodes to try things out on, one killed, one more, all ended."""
+import json
+import os
+import re
+import socket
+import unittest
+
+import harness
+from harness import Sandbox, alive, wait_for
+
+
+class LocalCluster(unittest.TestCase):
+    def up(self, box, count, *more, **options):
+        out = box.out("zht", "cluster", "up", count, "--partitions", "64", *more, **options)
+        self.assertRegex(out, r"^export ZHT_CLUSTER=127\.0\.0\.1:\d+(,127\.0\.0\.1:\d+)*$")
+        return out.split("=", 1)[1]
+
+    def nodes(self, box, expect=0):
+        return json.loads(box.run("zht", "cluster", "status", "--json", expect=expect)[0])["nodes"]
+
+    def test_up_use_kill_up_grow_down(self):
+        with Sandbox() as box:
+            box.run("zht", "cluster", "status", expect=3)
+            box.run("zht", "cluster", "down", expect=3)
+            addresses = self.up(box, 3)
+            self.assertEqual(len(addresses.split(",")), 3)
+            away = {"ZHT_CLUSTER": addresses}
+            for n in range(30):
+                box.run("zht", "insert", f"k{n}", f"v{n}", env=away)
+            before = self.nodes(box)
+            self.assertEqual([n["state"] for n in before], ["serves"] * 3)
+            self.assertEqual(self.up(box, 3), addresses, "again: nothing to do")
+            self.assertEqual([n["pid"] for n in self.nodes(box)], [n["pid"] for n in before])
+            # Data is on more than one node: when one dies, all of it is still there.
+            wait_for(lambda: all(n["keys"] > 0 for n in self.nodes(box)), "copies on all nodes")
+            victim = before[1]
+            os.kill(victim["pid"], 9)
+            wait_for(lambda: not alive(victim["pid"]), "its end")
+            for n in range(30):
+                self.assertEqual(box.out("zht", "lookup", f"k{n}", env=away), f"v{n}")
+            self.assertEqual(self.nodes(box, expect=5)[1]["state"], "not running")
+            self.up(box, 3)
+            self.assertNotEqual(self.nodes(box)[1]["pid"], victim["pid"])
+            grown = self.up(box, 4)
+            self.assertEqual(grown.split(",")[:3], addresses.split(","))
+            self.assertEqual(len(self.nodes(box)), 4)
+            self.assertIn("cluster of 4", box.run("zht", "cluster", "up", "2", expect=2)[1])
+            # A node that is not of this cluster stays.
+            box.run("zht", "serve", "--background")
+            own = box.node_pid()
+            pids = [n["pid"] for n in self.nodes(box)]
+            box.run("zht", "cluster", "down")
+            self.assertFalse([p for p in pids if alive(p)])
+            self.assertTrue(alive(own))
+            self.up(box, 4)  # the data is there again
+            for n in range(30):
+                self.assertEqual(box.out("zht", "lookup", f"k{n}", env={"ZHT_CLUSTER": grown}), f"v{n}")
+            box.run("zht", "cluster", "down", "--remove")
+            self.assertFalse(re.findall(r"cluster\.json|\d", " ".join(os.listdir(box.data + "-cluster"))))
+
+    def test_what_is_wrong_is_said(self):
+        with Sandbox() as box, socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = taken.getsockname()[1]
+            err = box.run("zht", "cluster", "up", "1", "--port", port, expect=4)[1]
+            self.assertIn(str(port), err)
+            self.assertIn("taken", err)
+            box.run("zht", "cluster", "up", "0", expect=2)
+            folder = box.path("c")
+            addresses = box.out("zht", "cluster", "up", "1", "--dir", folder).split("=", 1)[1]
+            box.run("zht", "cluster", "down", "--dir", folder)
+            with socket.socket() as thief:  # somebody has its port now
+                thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                thief.bind(("127.0.0.1", int(addresses.rsplit(":", 1)[1])))
+                thief.listen()
+                err = box.run("zht", "cluster", "up", "1", "--dir", folder, expect=4)[1]
+                self.assertIn("node 1 at " + addresses, err)
+            # A node that cannot come up: its folder is not a folder of ours.
+            with open(os.path.join(folder, "1", "node.json"), "w", encoding="ascii") as file:
+                file.write("{}")
+            err = box.run("zht", "cluster", "up", "1", "--dir", folder, expect=None)[1]
+            self.assertNotEqual(box.status, 0)
+            self.assertIn("node.json", err)
+            with open(os.path.join(folder, "cluster.json"), "w", encoding="ascii") as file:
+                file.write("[]")
+            self.assertIn("cluster.json", box.run("zht", "cluster", "status", "--dir", folder, expect=7)[1])
+
+
+if __name__ == "__main__":
+    harness.main()

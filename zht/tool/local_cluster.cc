@@ -1,0 +1,326 @@
+// `zht cluster up N`: N nodes on this machine, for trying things out. Each has a data folder (DIR/1 ... DIR/N), ports on
+// loopback, and is an ordinary `zht serve`; DIR/cluster.json remembers their addresses, so that the same call starts again what is
+// not running, and `down` ends exactly those.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "zht/client/local_node.h"
+#include "zht/support/output.h"
+#include "zht/support/paths.h"
+#include "zht/support/process.h"
+#include "zht/tool/manager.h"
+#include "zht/tool/verbs.h"
+
+namespace zht::tool {
+namespace {
+
+using namespace std::chrono_literals;
+using nlohmann::json;
+
+constexpr std::uint16_t kFirstPort = 7470;
+constexpr unsigned kMostNodes = 64;
+
+struct Member {
+  unsigned number = 0;
+  std::string folder, address;  // host:port of its manager
+};
+
+struct Plan {
+  std::string folder;
+  unsigned instances = 1, partitions = 0;
+  std::vector<Member> nodes;
+};
+
+std::string plan_path(const std::string& folder) { return folder + "/cluster.json"; }
+
+Result<std::string> folder_of(const support::Program& program, const std::string& flag) {
+  if (!flag.empty()) return support::absolute_path(flag);
+  TRY_LET(data, support::data_folder(program.common().data));
+  return data + "-cluster";
+}
+
+Result<std::optional<Plan>> read_plan(const std::string& folder) {
+  struct stat info {};
+  if (::stat(plan_path(folder).c_str(), &info) != 0) return std::optional<Plan>();
+  TRY_LET(text, support::read_file(plan_path(folder)));
+  const auto read = json::parse(text, nullptr, false);
+  const auto broken = fail(Code::corrupt, plan_path(folder), " does not say what nodes there are; remove ", folder, " to begin anew");
+  if (!read.is_object() || !read.contains("nodes") || !read["nodes"].is_array()) return broken;
+  Plan plan;
+  plan.folder = folder;
+  plan.instances = read.value("instances", 1u);
+  for (const auto& one : read["nodes"]) {
+    if (!one.is_object() || !one.contains("address") || !one["address"].is_string()) return broken;
+    if (!client::parse_address(one["address"].get<std::string>())) return broken;
+    const auto number = static_cast<unsigned>(plan.nodes.size() + 1);
+    plan.nodes.push_back({number, folder + "/" + std::to_string(number), one["address"].get<std::string>()});
+  }
+  if (plan.nodes.empty()) return broken;
+  return std::optional<Plan>(std::move(plan));
+}
+
+Result<void> write_plan(const Plan& plan) {
+  json nodes = json::array();
+  for (const Member& node : plan.nodes) nodes.push_back({{"address", node.address}});
+  return support::write_file_atomically(plan_path(plan.folder), json{{"instances", plan.instances}, {"nodes", nodes}}.dump(2) + "\n");
+}
+
+bool is_free(std::uint16_t port) {
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const int on = 1;
+  ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  const bool bound = ::bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
+  ::close(fd);
+  return bound;
+}
+
+// A manager's port with its instances' behind it. `first`: where to look from; conflict when `exactly` that is not free.
+Result<std::uint16_t> take_ports(std::uint16_t first, unsigned count, bool exactly) {
+  for (unsigned port = first; port + count < 65536; port += count + 1) {
+    unsigned taken = 0;
+    for (unsigned i = 0; i <= count && taken == 0; i++)
+      if (!is_free(static_cast<std::uint16_t>(port + i))) taken = port + i;
+    if (taken == 0) return static_cast<std::uint16_t>(port);
+    if (exactly) return fail(Code::conflict, "port ", taken, " of 127.0.0.1 is taken by another process; choose with --port, or leave it out");
+  }
+  return fail(Code::conflict, "no free ports of 127.0.0.1 from ", first, " on");
+}
+
+std::string joined_addresses(const std::vector<Member>& nodes) {
+  std::string all;
+  for (const Member& node : nodes) all += (all.empty() ? "" : ",") + node.address;
+  return all;
+}
+
+// Checked when the plan was read.
+std::uint16_t port_of(const Member& node) { return client::parse_address(node.address).value().port; }
+
+bool runs(const Member& node) { return support::held_by(node.folder + "/node.lock").has_value(); }
+
+Result<void> end(const Member& node, Millis limit) {
+  const auto holder = support::held_by(node.folder + "/node.lock");
+  if (!holder) return {};
+  TRY_LET(manager, client::manager_of(node.folder));
+  if (!client::ask_to_stop(manager, 2s) && *holder > 0) ::kill(*holder, SIGTERM);  // starting, or too busy to listen
+  const auto gone = [&] { return !runs(node) && (*holder == 0 || !support::process_exists(*holder)); };
+  if (support::wait_until(limit, gone)) return {};
+  if (*holder > 0) {
+    std::cerr << "zht: node " << node.number << " (pid " << *holder << ") does not end by itself; killed\n";
+    ::kill(*holder, SIGKILL);
+    if (support::wait_until(5s, gone)) return {};
+  }
+  return fail(Code::timeout, "node ", node.number, " in ", node.folder, " has not ended; see node.log there");
+}
+
+// Whether every node's table names an instance of every node.
+bool complete(const std::vector<Member>& nodes) {
+  for (const Member& node : nodes) {
+    const auto manager = client::manager_of(node.folder);
+    if (!manager) return false;
+    const auto table = client::fetch_table(*manager, 2s);
+    if (!table || (*table)->instances.size() < nodes.size()) return false;
+  }
+  return true;
+}
+
+struct UpFlags {
+  unsigned count = 3, instances = 0, port = 0;
+  std::string dir, partitions, replicas, sync_replicas, durability;
+};
+
+Result<void> up(const support::Program& program, const UpFlags& flags) {
+  TRY_LET(folder, folder_of(program, flags.dir));
+  TRY(support::make_private_folder(folder));
+  TRY_LET(lock, support::LockFile::acquire(folder + "/cluster.lock", 30s));  // two of these at once
+  TRY_LET(before, read_plan(folder));
+  Plan plan = before.value_or(Plan{folder, flags.instances == 0 ? 1 : flags.instances, 0, {}});
+  if (before && flags.instances != 0 && flags.instances != plan.instances)
+    return fail(Code::invalid, folder, " was made with ", plan.instances, " instances a node, not ", flags.instances, "; use another --dir");
+  if (plan.nodes.size() > flags.count)
+    return fail(Code::invalid, folder, " has a cluster of ", plan.nodes.size(), " nodes, more than ", flags.count,
+                "; take nodes out with zht leave, or use another --dir");
+  const std::size_t known = plan.nodes.size();
+  std::uint16_t next = flags.port != 0 ? static_cast<std::uint16_t>(flags.port) : kFirstPort;
+  for (const Member& node : plan.nodes)
+    next = std::max<std::uint16_t>(next, static_cast<std::uint16_t>(port_of(node) + plan.instances + 1));
+  while (plan.nodes.size() < flags.count) {
+    TRY_LET(port, take_ports(next, plan.instances, flags.port != 0 && plan.nodes.empty()));
+    const auto number = static_cast<unsigned>(plan.nodes.size() + 1);
+    plan.nodes.push_back({number, folder + "/" + std::to_string(number), "127.0.0.1:" + std::to_string(port)});
+    next = static_cast<std::uint16_t>(port + plan.instances + 1);
+  }
+  // What these say is for one node, not for each of ours.
+  for (const char* name : {"ZHT_LISTEN", "ZHT_RESP", "ZHT_HTTP", "ZHT_JOIN", "ZHT_NODES", "ZHT_ADVERTISE", "ZHT_DATA", "ZHT_CLUSTER"})
+    ::unsetenv(name);
+  const Millis limit = patience(program, client::kStartTime);
+  std::vector<Member> started;
+  const auto give_up = [&](const Member& node, Error error) {
+    for (const Member& one : started) (void)end(one, 10s).has_value();
+    return base::add_context("node " + std::to_string(node.number) + " at " + node.address + " (data in " + node.folder + ")", std::move(error));
+  };
+  std::string founder = known > 0 ? joined_addresses({plan.nodes.begin(), plan.nodes.begin() + static_cast<std::ptrdiff_t>(known)}) : "";
+  for (const Member& node : plan.nodes) {
+    if (runs(node)) continue;
+    const bool fresh = node.number > known;
+    const std::uint16_t port = port_of(node);
+    if (!is_free(port))
+      return give_up(node, fail(Code::conflict, "port ", port, " is taken by another process; end that, or use another --dir"));
+    std::vector<std::string> arguments{"--listen", node.address};
+    if (fresh) {
+      arguments.insert(arguments.end(), {"--instances", std::to_string(plan.instances)});
+      if (!flags.replicas.empty()) arguments.insert(arguments.end(), {"--replicas", flags.replicas});
+      if (!flags.sync_replicas.empty()) arguments.insert(arguments.end(), {"--sync-replicas", flags.sync_replicas});
+      if (!founder.empty()) arguments.insert(arguments.end(), {"--join", founder});
+      else if (!flags.partitions.empty()) arguments.insert(arguments.end(), {"--partitions", flags.partitions});
+    }
+    if (!flags.durability.empty()) arguments.insert(arguments.end(), {"--durability", flags.durability});
+    auto serving = client::start_node(node.folder, arguments, limit);
+    if (!serving) return give_up(node, std::move(serving).error());
+    started.push_back(node);
+    if (founder.empty()) founder = node.address;
+    // Remembered one by one: what runs can be ended, whatever comes after.
+    Plan so_far = plan;
+    so_far.nodes.resize(std::max<std::size_t>(known, node.number));
+    TRY(write_plan(so_far));
+    if (!program.common().quiet) std::cerr << "zht: node " << node.number << " serves " << node.address << ", data in " << node.folder << "\n";
+  }
+  if (!support::wait_until(std::min<Millis>(limit, 60s), [&] { return complete(plan.nodes); }))
+    return fail(Code::timeout, "the nodes serve, but do not all know each other yet; see node.log in ", folder, "/1 and so on");
+  const std::string addresses = joined_addresses(plan.nodes);
+  if (program.common().json) {
+    json nodes = json::array();
+    for (const Member& node : plan.nodes)
+      nodes.push_back({{"number", node.number},
+                       {"address", node.address},
+                       {"data", node.folder},
+                       {"pid", support::held_by(node.folder + "/node.lock").value_or(0)}});
+    support::print_json({{"cluster", addresses}, {"dir", folder}, {"nodes", nodes}, {"started", started.size()}});
+    return {};
+  }
+  if (!program.common().quiet)
+    std::cerr << "zht: " << plan.nodes.size() << " nodes in " << folder << (started.empty() ? " (they were running already)" : "")
+              << "; to talk to them:  eval \"$(zht cluster up " << plan.nodes.size() << (flags.dir.empty() ? "" : " --dir " + flags.dir)
+              << " -q)\"  or:\n";
+  std::cout << "export ZHT_CLUSTER=" << addresses << "\n";
+  return {};
+}
+
+struct DownFlags {
+  std::string dir;
+  bool remove = false;
+};
+
+Result<void> down(const support::Program& program, const DownFlags& flags) {
+  TRY_LET(folder, folder_of(program, flags.dir));
+  TRY_LET(plan, read_plan(folder));
+  if (!plan) return fail(Code::not_found, "there is no cluster in ", folder, "; zht cluster up makes one");
+  std::size_t ended = 0;
+  std::optional<Error> failed;
+  // The youngest first: the oldest know best how things stand, and start first again.
+  for (auto node = plan->nodes.rbegin(); node != plan->nodes.rend(); ++node) {
+    const bool ran = runs(*node);
+    auto done = end(*node, patience(program, 20s));
+    if (!done && !failed) failed = std::move(done).error();
+    else if (ran) ended++;
+  }
+  if (failed) return *failed;
+  if (flags.remove)
+    for (const auto& entry : [&] {
+           std::vector<std::string> all;
+           for (const Member& node : plan->nodes) all.push_back(node.folder);
+           all.push_back(plan_path(folder));
+           all.push_back(folder + "/cluster.lock");
+           return all;
+         }()) {
+      std::error_code error;
+      std::filesystem::remove_all(entry, error);
+      if (error) return fail(Code::io, "cannot remove ", entry, ": ", error.message());
+    }
+  if (program.common().json) support::print_json({{"dir", folder}, {"stopped", ended}, {"removed", flags.remove}});
+  else if (!program.common().quiet)
+    std::cerr << "zht: " << ended << " of " << plan->nodes.size() << " nodes ended; their data "
+              << (flags.remove ? "is removed\n" : "stays in " + folder + " (zht cluster up starts them again)\n");
+  return {};
+}
+
+Result<int> status(const support::Program& program, const std::string& dir) {
+  TRY_LET(folder, folder_of(program, dir));
+  TRY_LET(plan, read_plan(folder));
+  if (!plan) return fail(Code::not_found, "there is no cluster in ", folder, "; zht cluster up makes one");
+  support::Table table({"NODE", "PID", "ADDRESS", "STATE", "KEYS", "DATA"});
+  json nodes = json::array();
+  std::size_t well = 0;
+  for (const Member& node : plan->nodes) {
+    const auto pid = support::held_by(node.folder + "/node.lock");
+    std::string state = "not running";
+    std::uint64_t keys = 0;
+    if (pid) {
+      const auto manager = client::manager_of(node.folder);
+      const auto told = manager ? client::fetch_status(*manager, patience(program, 3s)) : Result<wire::Status>(manager.error());
+      state = told ? "serves" : "does not answer";
+      if (told) {
+        well++;
+        for (const auto& instance : told->instances()) keys += instance.keys();
+      }
+    }
+    table.row({std::to_string(node.number), pid ? std::to_string(*pid) : "-", node.address, state, std::to_string(keys), node.folder});
+    nodes.push_back({{"number", node.number},
+                     {"pid", pid.value_or(0)},
+                     {"address", node.address},
+                     {"state", state},
+                     {"keys", keys},
+                     {"data", node.folder}});
+  }
+  if (program.common().json) support::print_json({{"dir", folder}, {"cluster", joined_addresses(plan->nodes)}, {"nodes", nodes}});
+  else table.print();
+  return well == plan->nodes.size() ? 0 : base::exit_status_of(Code::unavailable);
+}
+
+}  // namespace
+
+void add_local_cluster_verbs(support::Program& program) {
+  auto up_flags = std::make_shared<UpFlags>();
+  auto& up_verb = program.verb("cluster up",
+                               "Starts a cluster of N nodes on this machine, for trying things out: loopback ports, a data folder each. Run "
+                               "again, it starts what does not run; with a larger N, more nodes join.",
+                               {"zht cluster up 3", "eval \"$(zht cluster up 3 -q)\" && zht insert greeting hello"});
+  auto& up_app = up_verb.options();
+  up_app.add_option("N", up_flags->count, "how many nodes (3)")->check(CLI::Range(1u, kMostNodes));
+  up_app.add_option("--dir", up_flags->dir, "where their data folders are (default: the local node's data folder with -cluster behind it)");
+  up_app.add_option("--instances", up_flags->instances, "threads that serve, of each node (1)")->check(CLI::Range(1u, 64u));
+  up_app.add_option("--partitions", up_flags->partitions, "slices of the ring (1024)");
+  up_app.add_option("--replicas", up_flags->replicas, "copies of each partition (3, as far as there are nodes)");
+  up_app.add_option("--sync-replicas", up_flags->sync_replicas, "copies that have every acknowledged change (2)");
+  up_app.add_option("--durability", up_flags->durability, "none, interval (default) or always");
+  up_app.add_option("--port", up_flags->port, "of the first node's manager (default: free ones from 7470 on)")->check(CLI::Range(1024u, 65000u));
+  up_verb.action([&program, up_flags] { return up(program, *up_flags); });
+
+  auto down_flags = std::make_shared<DownFlags>();
+  auto& down_verb = program.verb("cluster down", "Ends exactly the nodes that zht cluster up started. Their data stays.",
+                                 {"zht cluster down", "zht cluster down --dir /tmp/try --remove"});
+  down_verb.options().add_option("--dir", down_flags->dir, "as given to zht cluster up");
+  down_verb.options().add_flag("--remove", down_flags->remove, "remove their data too");
+  down_verb.action([&program, down_flags] { return down(program, *down_flags); });
+
+  auto dir = std::make_shared<std::string>();
+  auto& status_verb = program.verb("cluster status", "Shows the nodes that zht cluster up started; exit status 5 when one does not serve.",
+                                   {"zht cluster status", "zht cluster status --json"});
+  status_verb.options().add_option("--dir", *dir, "as given to zht cluster up");
+  status_verb.action([&program, dir] { return status(program, *dir); });
+}
+
+}  // namespace zht::tool
