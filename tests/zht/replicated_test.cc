@@ -1,162 +1,15 @@
 // Instances that have partitions together, and what a restart may vouch for. No faults by chance here (tests/sim has those):
 // each test is one thing that must be so.
-#include <gtest/gtest.h>
-
-#include <deque>
-#include <map>
-#include <set>
-
-#include "novoht/base/memory_files.h"
-#include "zht/core/instance.h"
+#include "tests/zht/trio.h"
 
 namespace zht::core {
 namespace {
 
-using namespace std::chrono_literals;
-using replication::Change;
-using replication::Member;
-using replication::PeerMessage;
-using replication::View;
-
-const Procedures& procedures() {
-  static const Procedures all = [] {
-    Procedures made;
-    add_general_procedures(made);
-    return made;
-  }();
-  return all;
-}
-
-// Some instances with one partition, and the keepers' part played by hand.
-struct Trio : testing::Test {
-  struct One {
-    base::MemoryFiles disk;
-    std::unique_ptr<Instance> core;
-    std::uint64_t incarnation = 1;
-    std::map<std::uint64_t, wire::Frame> replies;
-    std::deque<std::string> bytes;  // what the replies borrow from
-    base::Duration clock{};         // its wall clock's error
-  };
-  std::deque<One> all = std::deque<One>(3);
-  base::FakeClock clock;
-  View view;
-  Durability durability = Durability::interval;
-  std::string boot = "b";
-  std::set<std::size_t> cut;  // instances that nobody hears and who hear nobody
-  std::uint64_t next = 1;
-  std::uint64_t me = ((base::to_millis(base::FakeClock().wall()) / 4000) << 34) | 7;
-  std::vector<PeerMessage> under_way;
-  bool granting = true, eventually = false;
-
-  void SetUp() override {
-    view.epoch = Epoch{1};
-    view.need = 2;
-    view.primary = {InstanceId{0}, 1};
-    view.sync = {view.primary, {InstanceId{1}, 1}};
-    view.learners = {{InstanceId{2}, 1}};
-    for (std::size_t i = 0; i < all.size(); i++) open(i);
-    run(100ms);
-  }
-  void open(std::size_t i) {
-    One& one = all[i];
-    InstanceOptions options;
-    options.id = InstanceId{static_cast<std::uint32_t>(i)};
-    options.clustered = true;
-    options.incarnation = one.incarnation;
-    options.boot = boot;
-    options.durability = durability;
-    options.keep_departed = 1s;
-    auto opened = Instance::open(one.disk, "store", options, procedures(), {view});
-    ASSERT_TRUE(opened) << opened.error().message;
-    one.core = std::move(*opened);
-  }
-  void kill(std::size_t i) {
-    all[i].core.reset();
-    all[i].disk.kill();
-    all[i].incarnation++;
-  }
-  // One round of one instance.
-  template <typename Work>
-  void round(std::size_t i, Work work) {
-    One& one = all[i];
-    if (!one.core) return;
-    one.core->begin_round(clock.now(), clock.wall() + one.clock);
-    std::string out;
-    work(*one.core, out);
-    for (PeerMessage& message : one.core->take_peer_messages()) under_way.push_back(std::move(message));
-    EXPECT_TRUE(one.core->end_round());
-    one.core->finish_round(clock.now());
-    take(one, out);
-    for (Send& send : one.core->take_sends()) take(one, send.frame);
-    for (PeerMessage& message : one.core->take_peer_messages()) under_way.push_back(std::move(message));
-    for (const replication::Wish& wish : one.core->take_wishes()) {
-      if (const auto made = granting && !cut.contains(i) ? replication::next_view(view, wish.change) : std::nullopt) view = *made;
-    }
-  }
-  static void take(One& one, Bytes frames) {
-    while (!frames.empty()) {
-      const auto size = (*wire::next_frame(frames, wire::kMaxFrameSize))->size;
-      const std::string& kept = one.bytes.emplace_back(frames.substr(0, size));
-      const auto frame = **wire::next_frame(kept, wire::kMaxFrameSize);
-      EXPECT_FALSE(one.replies.contains(frame.request)) << "answered twice";
-      one.replies[frame.request] = frame;
-      frames.remove_prefix(size);
-    }
-  }
-  void run(base::Duration time) {
-    for (base::Duration passed{}; passed < time; passed += 10ms) {
-      clock.advance(10ms);
-      const std::vector<PeerMessage> now = std::exchange(under_way, {});
-      for (std::size_t i = 0; i < all.size(); i++) {
-        round(i, [&](Instance& core, std::string&) {
-          if (!cut.contains(i)) core.adopt(PartitionId{0}, view);
-          for (const PeerMessage& message : now)
-            if (message.to == InstanceId{static_cast<std::uint32_t>(i)} && !cut.contains(i) &&
-                !cut.contains(static_cast<std::uint32_t>(message.from.instance)))
-              core.on_peer(message);
-          std::vector<replication::Candidate> candidates;
-          for (std::size_t other = 0; other < all.size(); other++)
-            if (all[other].core) candidates.push_back({all[other].core->self(), 0, other});
-          core.set_candidates(candidates);
-          std::map<InstanceId, replication::Site> sites;
-          for (std::uint32_t other = 0; other < all.size(); other++) sites[InstanceId{other}] = {other, 0};
-          core.set_sites(sites);
-          core.on_tick();
-        });
-      }
-    }
-  }
-  std::uint64_t ask(std::size_t i, const Operation& operation, std::uint64_t sequence = 0, Epoch epoch = {}, std::uint64_t timeout_ms = 0) {
-    const std::uint64_t number = next++;
-    std::string request;
-    wire::encode_request(request, operation,
-                         {.request = number, .client = sequence != 0 ? me : 0, .sequence = sequence,
-                          .epoch = replication::number(epoch != Epoch{0} ? epoch : view.epoch), .partition = PartitionId{0},
-                          .timeout_ms = timeout_ms});
-    if (operation.kind == OpKind::lookup && eventually) request[8] = static_cast<char>(request[8] | wire::kEventual);
-    eventually = false;
-    round(i, [&](Instance& core, std::string& out) { core.on_frame(ConnectionId{1}, **wire::next_frame(request, wire::kMaxFrameSize), out); });
-    return number;
-  }
-  Operation eventual(const std::string& key, Version at_least = 0) {
-    eventually = true;
-    Operation lookup = Operation::lookup(key);
-    if (at_least > 0) lookup.condition = Condition::after_version(at_least);
-    return lookup;
-  }
-  Epoch next_epoch() const { return replication::next(view.epoch); }
-  bool answered(std::size_t i, std::uint64_t number) { return all[i].replies.contains(number); }
-  bool sent_away(std::size_t i, std::uint64_t number) {
-    return answered(i, number) && all[i].replies.at(number).status == wire::kStatusRetry;
-  }
-  Outcome answer(std::size_t i, std::uint64_t number) {
-    if (!answered(i, number)) ADD_FAILURE() << "not answered";
-    if (!answered(i, number)) return {};
-    return wire::decode_outcome(all[i].replies.at(number)).value();
-  }
+struct TrioTest : testing::Test, Trio {
+  void SetUp() override { begin(); }
 };
 
-TEST_F(Trio, AChangeIsAnsweredWhenEverySyncMemberHasIt) {
+TEST_F(TrioTest, AChangeIsAnsweredWhenEverySyncMemberHasIt) {
   const auto first = ask(0, Operation::insert("k", "v"), 1);
   EXPECT_FALSE(answered(0, first));
   run(30ms);
@@ -171,7 +24,7 @@ TEST_F(Trio, AChangeIsAnsweredWhenEverySyncMemberHasIt) {
   EXPECT_EQ(answer(0, second).size, 2u);
 }
 
-TEST_F(Trio, AReadWaitsForTheChangeItSaw) {
+TEST_F(TrioTest, AReadWaitsForTheChangeItSaw) {
   cut = {1};
   granting = false;
   ask(0, Operation::insert("k", "v"), 1);
@@ -189,13 +42,13 @@ TEST_F(Trio, AReadWaitsForTheChangeItSaw) {
   EXPECT_EQ(answer(0, late).code, Code::not_found);
 }
 
-TEST_F(Trio, AnotherEpochIsSentAway) {
+TEST_F(TrioTest, AnotherEpochIsSentAway) {
   EXPECT_TRUE(sent_away(0, ask(0, Operation::insert("k", "v"), 1, Epoch{7})));
   EXPECT_TRUE(sent_away(1, ask(1, Operation::insert("k", "v"), 1)));
   EXPECT_EQ(all[0].core->replicated_store().end(PartitionId{0}).sequence, 0u);
 }
 
-TEST_F(Trio, ARetryAfterFailoverIsAnsweredNotExecuted) {
+TEST_F(TrioTest, ARetryAfterFailoverIsAnsweredNotExecuted) {
   const auto first = ask(0, Operation::append("k", "x"), 1);
   const auto batch = ask(0, Operation::batch({Operation::append("k", "y"), Operation::lookup("k")}), 2);
   run(50ms);
@@ -213,7 +66,7 @@ TEST_F(Trio, ARetryAfterFailoverIsAnsweredNotExecuted) {
   EXPECT_EQ(answer(1, fresh).size, 3u);
 }
 
-TEST_F(Trio, WhatADeposedPrimaryNeverCommittedIsTakenBackWithItsAnswer) {
+TEST_F(TrioTest, WhatADeposedPrimaryNeverCommittedIsTakenBackWithItsAnswer) {
   const auto kept = ask(0, Operation::append("k", "a"), 1);
   run(50ms);
   EXPECT_TRUE(answered(0, kept));
@@ -243,7 +96,7 @@ TEST_F(Trio, WhatADeposedPrimaryNeverCommittedIsTakenBackWithItsAnswer) {
   EXPECT_EQ(answer(1, retried).size, 6u);
 }
 
-TEST_F(Trio, AWatcherHearsOfWhatIsCommittedAndIsSentAwayWithItsPrimary) {
+TEST_F(TrioTest, AWatcherHearsOfWhatIsCommittedAndIsSentAwayWithItsPrimary) {
   const auto one = ask(0, Operation::callback("k", Condition::present()), 0, {}, 60'000);
   const auto other = ask(0, Operation::callback("other", Condition::present()), 0, {}, 60'000);
   run(50ms);
@@ -262,7 +115,7 @@ TEST_F(Trio, AWatcherHearsOfWhatIsCommittedAndIsSentAwayWithItsPrimary) {
 }
 
 // The clocks of the three differ by hours: what counts is the primary's, and what its log says.
-TEST_F(Trio, TimesToLiveEndThroughTheLog) {
+TEST_F(TrioTest, TimesToLiveEndThroughTheLog) {
   all[1].clock = 5h;
   const auto put = ask(0, Operation::insert("k", "v", 1000ms), 1);
   run(50ms);
@@ -278,7 +131,7 @@ TEST_F(Trio, TimesToLiveEndThroughTheLog) {
   EXPECT_FALSE(all[1].core->replicated_store().tables().lookup(novoht::TableId{0}, "k"));
 }
 
-TEST_F(Trio, AnyMemberMayAnswerWhatMayBeOld) {
+TEST_F(TrioTest, AnyMemberMayAnswerWhatMayBeOld) {
   ask(0, Operation::insert("k", "v"), 1);
   run(200ms);
   const auto here = ask(1, eventual("k")), there = ask(2, eventual("k", 1));
@@ -292,7 +145,7 @@ TEST_F(Trio, AnyMemberMayAnswerWhatMayBeOld) {
   EXPECT_TRUE(sent_away(2, ask(2, eventual("k"))));  // it has more than is committed
 }
 
-TEST_F(Trio, WhoHasNoPartInAPartitionForgetsIt) {
+TEST_F(TrioTest, WhoHasNoPartInAPartitionForgetsIt) {
   ask(0, Operation::insert("k", "v"), 1);
   run(200ms);
   ASSERT_EQ(all[2].core->replicated_store().end(PartitionId{0}).sequence, 1u);
@@ -308,7 +161,7 @@ TEST_F(Trio, WhoHasNoPartInAPartitionForgetsIt) {
   EXPECT_EQ(all[2].core->replicated_store().end(PartitionId{0}).sequence, 1u);
 }
 
-TEST_F(Trio, ADamagedLogIsPutAsideAndHealedByAPeer) {
+TEST_F(TrioTest, ADamagedLogIsPutAsideAndHealedByAPeer) {
   for (std::uint64_t i = 1; i <= 40; i++) ask(0, Operation::append("k", std::string(500, 'x')), i);
   run(200ms);
   kill(1);
@@ -409,6 +262,25 @@ TEST_F(Restart, AnUnknownBootIsAnother) {
   append("k");
   end(false);
   open("");
+  EXPECT_EQ(sure(), 2u);
+}
+
+// What lies beyond the last good record may have been one that was acknowledged, and rotted since.
+TEST_F(Restart, ALogThatEndsInABadRecordIsNotSure) {
+  open("one", true);
+  append("k");
+  end(false);
+  for (const std::string& path : disk.paths()) {
+    if (!path.starts_with("store/log-")) continue;
+    std::string bytes = disk.contents(path);
+    const std::size_t last = bytes.find_last_not_of('\0');
+    if (last < 64 || last + 100 > bytes.size()) continue;
+    bytes[(last + 16) / 8 * 8 + 3] = 'x';
+    disk.put(path, bytes);
+  }
+  open("one", true);
+  EXPECT_TRUE(store->opened().torn);
+  EXPECT_EQ(store->end(PartitionId{3}).sequence, 1u);
   EXPECT_EQ(sure(), 2u);
 }
 

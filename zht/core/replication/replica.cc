@@ -172,9 +172,8 @@ void Replica::adopt(const View& view) {
   const base::Time now = host_.now();
   const Role was = role();
   if (was == Role::sync || was == Role::learner) host_.channel(view_.primary).depart(partition_, view_.epoch);
-  const bool first = view_.epoch == Epoch{0};
   const View before_view = std::exchange(view_, view);
-  adopted_at_ = first && broken(Defect::forget_grace) ? base::Time{} : now;
+  adopted_at_ = was == Role::stranger && broken(Defect::forget_grace) ? base::Time{} : now;
   deposing_ = false;
   verified_ = acked_ = 0;
   ack_due_ = false;
