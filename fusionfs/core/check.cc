@@ -169,7 +169,7 @@ Result<std::set<Finding>> Check::read(Census& census) {
   }
   for (const auto& [id, inode] : picture.inodes) {
     census.inodes += 1;
-    if (inode.store != 0) census.sizes[raw(id)] = inode.size;
+    if (inode.store != 0) census.stores[raw(id)] = inode.stores();
     const auto counted = names_of.find(id);
     const std::uint32_t names = counted == names_of.end() ? 0 : counted->second;
     const std::string number = std::to_string(raw(id));

@@ -41,7 +41,7 @@ struct Finding {
 
 struct Census {
   std::uint64_t files = 0, directories = 0, names = 0, bytes = 0;
-  std::map<std::uint64_t, std::uint64_t> sizes;  // of every inode with chunks, by number
+  std::map<std::uint64_t, std::vector<std::uint64_t>> stores;  // of every inode with chunks, by number
   std::uint64_t inodes = 0;
 };
 

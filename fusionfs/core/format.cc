@@ -62,6 +62,7 @@ std::string transfer_key(HomeId home, std::uint64_t id) { return key_with_number
 std::string pending_key(InodeId inode, std::uint64_t id) { return key_with_numbers(inode, 'p', id); }
 std::string lease_key(HomeId home) { return key_with(home, 'w'); }
 std::string split_key(HomeId home) { return key_with(home, 's'); }
+std::string provenance_key(InodeId inode) { return key_with_number(home_of(inode), 'v', counter_of(inode)); }
 std::string locks_key(InodeId inode) { return key_with_number(home_of(inode), 'f', counter_of(inode)); }
 std::string session_key(std::uint64_t session) {
   std::string key = "{s:";
@@ -79,7 +80,7 @@ std::string encode(const Inode& inode) {
   out.reserve(116 + inode.content.size());
   base::Writer to(out);
   to.u8(kInodeFormat);
-  to.u8(inode.flags);
+  to.u8(static_cast<std::uint8_t>(inode.copies.empty() ? inode.flags & ~Inode::kCopied : inode.flags | Inode::kCopied));
   to.u16(0);
   to.u32(inode.mode);
   to.u32(inode.uid);
@@ -96,6 +97,10 @@ std::string encode(const Inode& inode) {
   to.u64(raw(inode.parent));
   to.u64(inode.revision);
   to.str(inode.content);
+  if (!inode.copies.empty()) {
+    to.u8(static_cast<std::uint8_t>(inode.copies.size()));
+    for (const std::uint64_t each : inode.copies) to.u64(each);
+  }
   return out;
 }
 
@@ -121,6 +126,11 @@ std::optional<Inode> decode_inode(InodeId id, Bytes bytes) {
   inode.parent = InodeId{from.u64()};
   inode.revision = from.u64();
   inode.content = from.str();
+  if (inode.has(Inode::kCopied)) {
+    const std::uint8_t count = from.u8();
+    for (std::uint8_t i = 0; i < count && from.ok(); ++i) inode.copies.push_back(from.u64());
+    inode.flags = static_cast<std::uint8_t>(inode.flags & ~Inode::kCopied);
+  }
   if (!from.done()) return std::nullopt;
   return inode;
 }

@@ -60,6 +60,7 @@ std::string transfer_key(HomeId home, std::uint64_t id);   // tag m/<hex>       
 std::string pending_key(InodeId inode, std::uint64_t id);  // tag p/<counter>/<hex>  a link promised to another home
 std::string lease_key(HomeId home);                        // tag w   Lease: who alone changes names here (ttl)
 std::string split_key(HomeId home);                        // tag s   Split: which of a directory's names are here
+std::string provenance_key(InodeId inode);                 // tag v/<counter hex>  who opened it: lines of text (ttl)
 std::string locks_key(InodeId inode);                      // tag f/<counter hex>  LockRecord (ttl)
 
 // Keys of the whole file system.
@@ -84,6 +85,7 @@ struct Inode {
     kInline = 1,         // `content` is the file
     kHasAttributes = 2,  // attributes_key() exists
     kDying = 4,          // a directory being removed: nothing may be created in it
+    kCopied = 8,         // `copies` has some (set and cleared by encode())
   };
   InodeId id{};
   std::uint8_t flags = 0;
@@ -98,8 +100,16 @@ struct Inode {
   InodeId parent{};            // directories
   std::uint64_t revision = 0;  // grows with every change: tells newer from older when answers overtake each other
   std::string content;         // symlink: target; kInline: the file; dying directory: Dying
+  std::vector<std::uint64_t> copies;  // other chunk stores that have all of the content
 
   bool has(Flag flag) const { return (flags & flag) != 0; }
+  // The chunk stores that have the content; none: it is inline, or there is none yet.
+  std::vector<std::uint64_t> stores() const {
+    std::vector<std::uint64_t> all;
+    if (store != 0) all.push_back(store);
+    if (store != 0) all.insert(all.end(), copies.begin(), copies.end());
+    return all;
+  }
 };
 std::string encode(const Inode& inode);
 std::optional<Inode> decode_inode(InodeId id, Bytes bytes);  // nothing: damaged, or a newer format

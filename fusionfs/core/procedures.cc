@@ -114,6 +114,18 @@ int replaceable(const Entry& from, const Entry& to) {
   return 0;
 }
 
+// What stands at `name` makes way for `arriving`, which is not the same file. 0; else the errno of rename(2), or EINPROGRESS.
+template <typename Request>
+Result<int> make_way(Shard& shard, const std::string& name, const Entry& to, const Entry& arriving,
+                     const Request& request, Reply& reply) {
+  if ((request.flags & kNoReplace) != 0) return EEXIST;
+  if (const int error = replaceable(arriving, to); error != 0) return error;
+  if (is_directory(to.type) && request.dying != to.inode) return EINPROGRESS;
+  TRY(shard.take(name, to, request.now));
+  TRY(shard.release(to, request.now, request.held, reply, reply.other));
+  return 0;
+}
+
 Result<Reply> rename(Shard& shard, const RenameRequest& request) {
   // Whoever found the dying directory abandoned cancelled the transfer before reviving it.
   if (request.dying != InodeId{} &&
@@ -142,19 +154,11 @@ Result<Reply> rename(Shard& shard, const RenameRequest& request) {
     return reply;
   }
   if (to) {
-    if ((request.flags & kNoReplace) != 0) {
-      reply.error = EEXIST;
-      return reply;
-    }
-    if (from->inode == to->inode) return reply;  // two names of one file: nothing happens
-    reply.error = replaceable(*from, *to);
-    if (reply.error != 0) return reply;
-    if (is_directory(to->type) && request.dying != to->inode) {
-      reply.error = EINPROGRESS;
-      return reply;
-    }
-    TRY(shard.take(request.to, *to, request.now));
-    TRY(shard.release(*to, request.now, request.held, reply, reply.other));
+    const bool same = from->inode == to->inode;
+    if (same && (request.flags & kNoReplace) == 0) return reply;  // two names of one file: nothing happens
+    TRY_LET(error, make_way(shard, request.to, *to, *from, request, reply));
+    reply.error = error;
+    if (error != 0) return reply;
   }
   TRY(shard.take(request.from, *from, request.now));
   TRY(shard.add(request.to, *from, request.now));
@@ -212,22 +216,10 @@ Result<Reply> move_install(Shard& shard, const TransferRequest& request) {
     TRY(shard.take(request.name, *to, request.now));
     TRY(shard.set_ctime(to->inode, request.now, reply.other));
   } else if (to) {
-    if ((request.flags & kNoReplace) != 0) {
-      reply.error = EEXIST;
-      return reply;
-    }
-    if (arriving.inode == to->inode) {
-      reply.error = EALREADY;
-      return reply;
-    }
-    reply.error = replaceable(arriving, *to);
-    if (reply.error != 0) return reply;
-    if (is_directory(to->type) && request.dying != to->inode) {
-      reply.error = EINPROGRESS;
-      return reply;
-    }
-    TRY(shard.take(request.name, *to, request.now));
-    TRY(shard.release(*to, request.now, request.held, reply, reply.other));
+    const bool same = arriving.inode == to->inode && (request.flags & kNoReplace) == 0;
+    TRY_LET(error, same ? Result<int>(EALREADY) : make_way(shard, request.name, *to, arriving, request, reply));
+    reply.error = error;
+    if (error != 0) return reply;
   }
   TRY(shard.add(request.name, arriving, request.now));
   TRY(shard.set_ctime(arriving.inode, request.now, reply.inode));
@@ -396,11 +388,12 @@ Result<Reply> setattr(Transaction& tables, HomeId home, const SetRequest& reques
     if (request.size == 0) {  // what is written next may be small
       inode.flags |= Inode::kInline;
       inode.store = 0;
+      inode.copies.clear();
       inode.blocks = 0;
     }
     if (!set(SetRequest::kMtime)) inode.mtime = request.now;
   }
-  inode.ctime = request.now;
+  if (!set(SetRequest::kKeepCtime)) inode.ctime = request.now;
   if (directory) {
     if (set(SetRequest::kMtime)) TRY(shard.touch(request.mtime, request.now));
     TRY(shard.put(inode));
@@ -418,13 +411,28 @@ Result<Reply> commit(Transaction& tables, HomeId home, const CommitRequest& requ
   Shard shard(tables, home);
   TRY_LET(inode, shard.inode(request.inode));
   if (!inode) return refuse(ENOENT);
+  if (!request.copied.empty()) {
+    if (inode->revision != request.revision || inode->store == 0) return refuse(EAGAIN);
+    for (const std::uint64_t each : request.copied) {
+      const std::vector<std::uint64_t> have = inode->stores();
+      if (std::find(have.begin(), have.end(), each) == have.end()) inode->copies.push_back(each);
+    }
+    TRY(shard.put(*inode));
+    Reply reply;
+    reply.inode = std::move(inode);
+    return reply;
+  }
   if (request.store != 0) {
-    if (inode->store != 0 && inode->store != request.store) {
+    const std::vector<std::uint64_t> wrote = request.wrote.empty() ? std::vector{request.store} : request.wrote;
+    std::vector<std::uint64_t> stores = inode->store == 0 ? wrote : inode->stores();
+    std::erase_if(stores, [&](std::uint64_t each) { return std::find(wrote.begin(), wrote.end(), each) == wrote.end(); });
+    if (stores.empty()) {
       Reply reply = refuse(EXDEV);
       reply.inode = std::move(inode);
       return reply;
     }
-    inode->store = request.store;
+    inode->store = stores.front();
+    inode->copies.assign(stores.begin() + 1, stores.end());
     inode->flags = static_cast<std::uint8_t>(inode->flags & ~Inode::kInline);
     inode->content.clear();
     inode->blocks = request.blocks;

@@ -249,7 +249,8 @@ struct SetRequest {  // setattr
     kAtime = 16,
     kMtime = 32,
     kParent = 64,
-    kLinks = 128
+    kLinks = 128,
+    kKeepCtime = 256  // of reading: only when it was read last is noted
   };
   InodeId inode{};
   std::uint32_t fields_set = 0;
@@ -275,9 +276,14 @@ struct CommitRequest {  // commit: what writing has changed
   std::uint64_t offset = 0;  // inline: bytes to put at `offset`
   std::string bytes;
   std::uint64_t appended_by = 0;  // session: its right to append ends with this
+  // With `store`: the stores that have got everything that was written; others have no copy any more.
+  std::vector<std::uint64_t> wrote;
+  // Stores that have been given a copy, and of which revision of the file. Nothing else changes. EAGAIN: it has changed.
+  std::vector<std::uint64_t> copied;
+  std::uint64_t revision = 0;
   template <typename A>
   void fields(A& a) {
-    a(inode, size, blocks, mtime, store, offset, bytes, appended_by);
+    a(inode, size, blocks, mtime, store, offset, bytes, appended_by, wrote, copied, revision);
   }
 };
 struct AttributeRequest {  // set_attribute, remove_attribute

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
+#include <fstream>
 
 #include "novoht/base/random.h"
 
@@ -69,7 +70,64 @@ Result<std::unique_ptr<ChunkStore>> ChunkStore::open(const std::string& folder) 
     ::unlink(fresh.c_str());
     if (!written) return fail_errno(error, "write " + fresh);
   }
+  TRY(store->read_boots());
   return store;
+}
+
+ChunkStore::~ChunkStore() {
+  if (users_ >= 0) ::close(users_);
+}
+
+// One line for each life of the machine: its number, and "clean" when it ended with everything on the disk.
+Result<void> ChunkStore::read_boots() {
+  char id[64] = {};
+  if (const int fd = ::open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC); fd >= 0) {
+    const ssize_t got = ::read(fd, id, sizeof id - 1);
+    ::close(fd);
+    if (got > 0) boots_.now = base::hash64(base::Bytes(id, static_cast<std::size_t>(got))) | 1;
+  }
+  std::ifstream file(folder_ + "/boots");
+  std::string number, state;
+  while (file >> number >> state) {
+    std::uint64_t boot = 0;
+    if (parse_hex(number, boot) && state == "clean") boots_.clean.insert(boot);
+  }
+  return {};
+}
+
+Result<void> ChunkStore::write_boots(bool clean) {
+  if (clean)
+    boots_.clean.insert(boots_.now);
+  else
+    boots_.clean.erase(boots_.now);
+  const std::string path = folder_ + "/boots", fresh = path + "." + hex(base::entropy());
+  std::string text;
+  for (const std::uint64_t boot : boots_.clean) text += hex(boot) + " clean\n";
+  if (!clean) text += hex(boots_.now) + " open\n";
+  const int fd = ::open(fresh.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  if (fd < 0) return fail_errno(errno, "create " + fresh);
+  const bool written = ::write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size()) && ::fsync(fd) == 0;
+  const int error = errno;
+  ::close(fd);
+  if (written && ::rename(fresh.c_str(), path.c_str()) == 0) return {};
+  ::unlink(fresh.c_str());
+  return fail_errno(written ? errno : error, "write " + path);
+}
+
+Result<void> ChunkStore::begin_writing() {
+  if (users_ >= 0) return {};
+  const std::string path = folder_ + "/users";
+  users_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (users_ < 0 || ::flock(users_, LOCK_SH) != 0) return fail_errno(errno, "open " + path);
+  TRY(read_boots());
+  return write_boots(false);
+}
+
+void ChunkStore::end_writing() {
+  if (users_ < 0) return;
+  if (::flock(users_, LOCK_EX | LOCK_NB) == 0 && ::syncfs(users_) == 0) static_cast<void>(write_boots(true));
+  ::close(users_);
+  users_ = -1;
 }
 
 std::string ChunkStore::path_of(InodeId inode, std::uint64_t index) const {
@@ -117,68 +175,50 @@ Result<std::vector<ChunkStore::Chunk>> ChunkStore::list() const {
   return chunks;
 }
 
-Content::~Content() {
-  for (const auto& [index, fd] : descriptors_) ::close(fd);
-}
-
 // mutex_ is held.
-Result<int> Content::chunk(std::uint64_t index, bool make) {
-  const auto known = descriptors_.find(index);
-  if (known != descriptors_.end()) return known->second;
-  const std::string path = store_.path_of(inode_, index);
-  int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC | (make ? O_CREAT : 0), 0600);
-  if (fd < 0 && errno == ENOENT) {
-    if (!make) return -1;
-    TRY(make_folder(path.substr(0, path.rfind('/'))));
-    fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_CREAT, 0600);
-  }
-  if (fd < 0) return fail_errno(errno, "open " + path);
-  descriptors_[index] = fd;
-  return fd;
+Result<LocalContent::File> LocalContent::chunk_locked(std::uint64_t index, bool make) {
+  const auto known = files_.find(index);
+  if (known != files_.end()) return known->second;
+  TRY_LET(opened, ChunkFile::open(store_.path_of(inode_, index), make, store_.boots()));
+  File file(std::move(opened));
+  if (file) files_[index] = file;
+  return file;
 }
 
-Result<void> Content::begin_writing(std::uint64_t recorded_size) {
+Result<LocalContent::File> LocalContent::chunk(std::uint64_t index, bool make) {
+  const std::lock_guard lock(mutex_);
+  return chunk_locked(index, make);
+}
+
+Result<void> LocalContent::begin_writing(std::uint64_t recorded_size) {
   const std::lock_guard lock(mutex_);
   if (writing_) return {};
-  TRY_LET(first, chunk(0, true));
-  if (::flock(first, LOCK_EX | LOCK_NB) == 0) {
+  TRY_LET(first, chunk_locked(0, true));
+  if (::flock(first->descriptor(), LOCK_EX | LOCK_NB) == 0) {
     // A writer that crashed writes past the end in order, so its leftovers are the tail of one chunk and those after
     // it.
     for (std::uint64_t index = recorded_size / kChunkSize;; ++index) {
-      TRY_LET(fd, chunk(index, false));
-      if (fd < 0) break;
+      TRY_LET(file, chunk_locked(index, false));
+      if (!file) break;
       const std::uint64_t keep = index * kChunkSize < recorded_size ? recorded_size - index * kChunkSize : 0;
-      struct stat status {};
-      if (::fstat(fd, &status) != 0) return fail_errno(errno, "stat " + store_.path_of(inode_, index));
-      if (static_cast<std::uint64_t>(status.st_size) > keep && ::ftruncate(fd, static_cast<off_t>(keep)) != 0) {
-        return fail_errno(errno, "truncate " + store_.path_of(inode_, index));
-      }
+      TRY_LET(more, file->seek(keep, true));
+      if (more < kChunkSize) TRY(file->keep(keep));
     }
   }
-  if (::flock(first, LOCK_SH) != 0) return fail_errno(errno, "lock " + store_.path_of(inode_, 0));
+  if (::flock(first->descriptor(), LOCK_SH) != 0) return fail_errno(errno, "lock " + store_.path_of(inode_, 0));
   writing_ = true;
   return {};
 }
 
-Result<void> Content::read(std::uint64_t offset, char* to, std::size_t size) {
+Result<void> LocalContent::read(std::uint64_t offset, char* to, std::size_t size) {
   while (size > 0) {
     const std::uint64_t index = offset / kChunkSize, within = offset % kChunkSize;
     const std::size_t part = static_cast<std::size_t>(std::min<std::uint64_t>(size, kChunkSize - within));
-    int fd = -1;
-    {
-      const std::lock_guard lock(mutex_);
-      TRY_LET(opened, chunk(index, false));
-      fd = opened;
-    }
-    std::size_t have = 0;
-    while (fd >= 0 && have < part) {
-      const ssize_t got = ::pread(fd, to + have, part - have, static_cast<off_t>(within + have));
-      if (got < 0 && errno == EINTR) continue;
-      if (got < 0) return fail_errno(errno, "read " + store_.path_of(inode_, index));
-      if (got == 0) break;
-      have += static_cast<std::size_t>(got);
-    }
-    std::memset(to + have, 0, part - have);
+    TRY_LET(file, chunk(index, false));
+    if (file)
+      TRY(file->read(within, to, part));
+    else
+      std::memset(to, 0, part);
     to += part;
     offset += part;
     size -= part;
@@ -186,92 +226,58 @@ Result<void> Content::read(std::uint64_t offset, char* to, std::size_t size) {
   return {};
 }
 
-Result<void> Content::write(std::uint64_t offset, base::Bytes bytes) {
+Result<void> LocalContent::write(std::uint64_t offset, base::Bytes bytes) {
   while (!bytes.empty()) {
     const std::uint64_t index = offset / kChunkSize, within = offset % kChunkSize;
     const std::size_t part = static_cast<std::size_t>(std::min<std::uint64_t>(bytes.size(), kChunkSize - within));
-    int fd = -1;
+    File file;
     {
       const std::lock_guard lock(mutex_);
-      TRY_LET(opened, chunk(index, true));
-      fd = opened;
-      unsynced_[index] = true;
+      TRY_LET(opened, chunk_locked(index, true));
+      file = std::move(opened);
+      unsynced_.insert(index);
     }
-    std::size_t done = 0;
-    while (done < part) {
-      const ssize_t put = ::pwrite(fd, bytes.data() + done, part - done, static_cast<off_t>(within + done));
-      if (put < 0 && errno == EINTR) continue;
-      if (put < 0) return fail_errno(errno, "write " + store_.path_of(inode_, index));
-      done += static_cast<std::size_t>(put);
-    }
+    TRY(file->write(within, bytes.substr(0, part)));
     bytes.remove_prefix(part);
     offset += part;
   }
   return {};
 }
 
-Result<void> Content::truncate(std::uint64_t size, std::uint64_t old_size) {
+Result<void> LocalContent::truncate(std::uint64_t size, std::uint64_t old_size) {
   const std::lock_guard lock(mutex_);
   const std::uint64_t chunks_before = (old_size + kChunkSize - 1) / kChunkSize;
   std::uint64_t index = size / kChunkSize;
   if (size % kChunkSize != 0) {
-    TRY_LET(fd, chunk(index, false));
-    struct stat status {};
-    if (fd >= 0 && ::fstat(fd, &status) != 0) return fail_errno(errno, "stat " + store_.path_of(inode_, index));
-    if (fd >= 0 && static_cast<std::uint64_t>(status.st_size) > size % kChunkSize &&
-        ::ftruncate(fd, static_cast<off_t>(size % kChunkSize)) != 0) {
-      return fail_errno(errno, "truncate " + store_.path_of(inode_, index));
-    }
-    if (fd >= 0) unsynced_[index] = true;
+    TRY_LET(file, chunk_locked(index, false));
+    if (file) TRY(file->keep(size % kChunkSize));
+    if (file) unsynced_.insert(index);
     ++index;
   }
   for (;; ++index) {
-    const std::string path = store_.path_of(inode_, index);
     if (index == 0) {  // kept, empty: it carries the mark of begin_writing
-      TRY_LET(fd, chunk(0, false));
-      if (fd >= 0 && ::ftruncate(fd, 0) != 0) return fail_errno(errno, "truncate " + path);
+      TRY_LET(file, chunk_locked(0, false));
+      if (file) TRY(file->keep(0));
       continue;
     }
+    const std::string path = store_.path_of(inode_, index);
     const bool was_there = ::unlink(path.c_str()) == 0;
     if (!was_there && errno != ENOENT) return fail_errno(errno, "unlink " + path);
-    const auto open = descriptors_.find(index);
-    if (open != descriptors_.end()) {
-      ::close(open->second);
-      descriptors_.erase(open);
-      unsynced_.erase(index);
-    }
+    files_.erase(index);
+    unsynced_.erase(index);
     if (!was_there && index >= chunks_before) return {};
   }
 }
 
-Result<void> Content::allocate(std::uint64_t offset, std::uint64_t size) {
+Result<void> LocalContent::allocate(std::uint64_t offset, std::uint64_t size) {
   while (size > 0) {
     const std::uint64_t index = offset / kChunkSize, within = offset % kChunkSize;
     const std::uint64_t part = std::min(size, kChunkSize - within);
-    const std::lock_guard lock(mutex_);
-    TRY_LET(fd, chunk(index, true));
-    if (::fallocate(fd, 0, static_cast<off_t>(within), static_cast<off_t>(part)) != 0) {
-      return fail_errno(errno, "allocate " + store_.path_of(inode_, index));
-    }
-    unsynced_[index] = true;
-    offset += part;
-    size -= part;
-  }
-  return {};
-}
-
-Result<void> Content::punch(std::uint64_t offset, std::uint64_t size) {
-  while (size > 0) {
-    const std::uint64_t index = offset / kChunkSize, within = offset % kChunkSize;
-    const std::uint64_t part = std::min(size, kChunkSize - within);
-    const std::lock_guard lock(mutex_);
-    TRY_LET(fd, chunk(index, false));
-    if (fd >= 0) {
-      if (::fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(within),
-                      static_cast<off_t>(part)) != 0) {
-        return fail_errno(errno, "punch " + store_.path_of(inode_, index));
-      }
-      unsynced_[index] = true;
+    TRY_LET(file, chunk(index, true));
+    TRY(file->allocate(within, part));
+    {
+      const std::lock_guard lock(mutex_);
+      unsynced_.insert(index);
     }
     offset += part;
     size -= part;
@@ -279,82 +285,72 @@ Result<void> Content::punch(std::uint64_t offset, std::uint64_t size) {
   return {};
 }
 
-Result<void> Content::sync() {
-  std::vector<std::pair<std::uint64_t, int>> todo;
+Result<void> LocalContent::punch(std::uint64_t offset, std::uint64_t size) {
+  while (size > 0) {
+    const std::uint64_t index = offset / kChunkSize, within = offset % kChunkSize;
+    const std::uint64_t part = std::min(size, kChunkSize - within);
+    TRY_LET(file, chunk(index, false));
+    if (file) {
+      TRY(file->punch(within, part));
+      const std::lock_guard lock(mutex_);
+      unsynced_.insert(index);
+    }
+    offset += part;
+    size -= part;
+  }
+  return {};
+}
+
+Result<void> LocalContent::sync() {
+  std::vector<std::pair<std::uint64_t, File>> todo;
   {
     const std::lock_guard lock(mutex_);
-    for (const auto& [index, dirty] : unsynced_) {
-      const auto open = descriptors_.find(index);
-      if (dirty && open != descriptors_.end()) {
-        const int copy = ::fcntl(open->second, F_DUPFD_CLOEXEC, 3);  // truncate may close it meanwhile
-        if (copy < 0) return fail_errno(errno, "duplicate descriptor of " + store_.path_of(inode_, index));
-        todo.emplace_back(index, copy);
-      }
+    for (const std::uint64_t index : unsynced_) {
+      const auto open = files_.find(index);
+      if (open != files_.end()) todo.emplace_back(index, open->second);
     }
     unsynced_.clear();
   }
   Result<void> result;
-  for (const auto& [index, fd] : todo) {
-    if (result && ::fdatasync(fd) != 0) {
-      result = fail_errno(errno, "sync " + store_.path_of(inode_, index));
-      const std::lock_guard lock(mutex_);
-      for (const auto& each : todo) unsynced_[each.first] = true;
-    }
-    ::close(fd);
+  for (const auto& [index, file] : todo) {
+    if (!result) break;
+    result = file->sync();
+    if (result) continue;
+    const std::lock_guard lock(mutex_);
+    for (const auto& each : todo) unsynced_.insert(each.first);
   }
   return result;
 }
 
-Result<std::uint64_t> Content::seek(std::uint64_t offset, std::uint64_t size, bool data) {
+Result<std::uint64_t> LocalContent::seek(std::uint64_t offset, std::uint64_t size, bool data) {
   while (offset < size) {
     const std::uint64_t index = offset / kChunkSize, within = offset % kChunkSize;
     const std::uint64_t next = (index + 1) * kChunkSize;
-    const std::lock_guard lock(mutex_);
-    TRY_LET(fd, chunk(index, false));
-    if (fd < 0) {
+    TRY_LET(file, chunk(index, false));
+    if (!file) {
       if (!data) return offset;
       offset = next;
       continue;
     }
-    const off_t found = ::lseek(fd, static_cast<off_t>(within), data ? SEEK_DATA : SEEK_HOLE);
-    if (found < 0 && errno != ENXIO) return fail_errno(errno, "seek in " + store_.path_of(inode_, index));
-    if (found < 0) {  // past the chunk file's end, which reads as a hole
-      if (!data) return offset;
+    TRY_LET(found, file->seek(within, data));
+    if (found >= kChunkSize) {
       offset = next;
       continue;
     }
-    if (!data && static_cast<std::uint64_t>(found) >= kChunkSize) {
-      offset = next;
-      continue;
-    }
-    return std::min(size, index * kChunkSize + static_cast<std::uint64_t>(found));
+    return std::min(size, index * kChunkSize + found);
   }
   return size;
 }
 
-std::uint64_t Content::blocks(std::uint64_t size) {
+std::uint64_t LocalContent::blocks(std::uint64_t size) {
   std::uint64_t sum = 0;
-  const std::lock_guard lock(mutex_);
   for (std::uint64_t index = 0; index * kChunkSize < size || index == 0; ++index) {
-    const auto open = descriptors_.find(index);
-    struct stat status {};
-    if (open != descriptors_.end() ? ::fstat(open->second, &status) == 0
-                                   : ::stat(store_.path_of(inode_, index).c_str(), &status) == 0) {
-      sum += static_cast<std::uint64_t>(status.st_blocks);
-    }
+    const auto file = chunk(index, false);
+    if (!file || !*file) continue;
+    const auto blocks = (*file)->blocks();
+    if (blocks) sum += *blocks;
   }
   return sum;
-}
-
-int Content::descriptor(std::uint64_t offset, std::size_t size, std::uint64_t& position) {
-  if (size == 0 || offset / kChunkSize != (offset + size - 1) / kChunkSize) return -1;
-  const std::lock_guard lock(mutex_);
-  const auto fd = chunk(offset / kChunkSize, false);
-  if (!fd || *fd < 0) return -1;
-  position = offset % kChunkSize;
-  struct stat status {};
-  if (::fstat(*fd, &status) != 0 || static_cast<std::uint64_t>(status.st_size) < position + size) return -1;
-  return *fd;
 }
 
 }  // namespace fusionfs

@@ -2,7 +2,7 @@
 // file, named by inode and index. The local file system does what it is good at: holes, caching, punching, syncing.
 //
 //   TRY_LET(store, ChunkStore::open("/var/lib/zht/chunks"));
-//   Content content(*store, inode);
+//   LocalContent content(*store, inode);
 //   TRY(content.write(70 << 20, "hello"));      // makes chunk 1 only; chunk 0 is a hole
 //   TRY(content.read(0, buffer, size));         // zeros
 //
@@ -14,25 +14,32 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "fusionfs/core/format.h"
+#include "fusionfs/data/chunk_file.h"
+#include "fusionfs/data/content.h"
 #include "novoht/base/result.h"
 
 namespace fusionfs {
 
 using base::Result;
 
-inline constexpr std::uint64_t kChunkSize = std::uint64_t{64} << 20;
-inline constexpr std::uint64_t kMaxFileSize = std::uint64_t{1} << 50;  // bytes: 16 million chunks
-
 class ChunkStore {
  public:
   // Opens the folder, making it when absent. Errors: io, no_space; corrupt (its identity file is damaged).
   static Result<std::unique_ptr<ChunkStore>> open(const std::string& folder);
+  ~ChunkStore();
   std::uint64_t identity() const { return identity_; }  // random, never 0; inodes name the store that has their content
   const std::string& folder() const { return folder_; }
+  const Boots& boots() const { return boots_; }
+
+  // Before it is written to, by whoever will: says that from now on a loss of power may leave bytes and checksums of
+  // different age. end_writing(): everything is on the disk, if nobody else writes.
+  Result<void> begin_writing();
+  void end_writing();
 
   // Deletes all chunks of an inode whose size was `size` at most, and those directly after it. Any thread.
   Result<void> remove(InodeId inode, std::uint64_t size) const;
@@ -45,46 +52,42 @@ class ChunkStore {
 
  private:
   ChunkStore() = default;
+  Result<void> read_boots();
+  Result<void> write_boots(bool clean);
   std::string folder_;
   std::uint64_t identity_ = 0;
+  Boots boots_;
+  int users_ = -1;  // descriptor of the file whose lock says that somebody writes
 };
 
-// One file's chunks while it is open. Any thread. Errors name the chunk file.
-class Content {
+// Of this node. Reads verify checksums.
+class LocalContent final : public Content {
  public:
-  Content(const ChunkStore& store, InodeId inode) : store_(store), inode_(inode) {}
-  ~Content();
-  Content(const Content&) = delete;
-  Content& operator=(const Content&) = delete;
+  LocalContent(const ChunkStore& store, InodeId inode) : store_(store), inode_(inode) {}
+  LocalContent(const LocalContent&) = delete;
+  LocalContent& operator=(const LocalContent&) = delete;
 
-  // Before the first write: a writer that crashed may have left bytes past the recorded size, which a later, longer
-  // file would show. Cuts them off, unless another live mount of this node is writing. Holds that mark until destroyed.
-  Result<void> begin_writing(std::uint64_t recorded_size);
-
-  // Fills all of `to`; holes and what lies past the chunks are zeros.
-  Result<void> read(std::uint64_t offset, char* to, std::size_t size);
-  Result<void> write(std::uint64_t offset, base::Bytes bytes);
-  // After it nothing past `size` is left; `old_size` is how long the file was.
-  Result<void> truncate(std::uint64_t size, std::uint64_t old_size);
-  Result<void> allocate(std::uint64_t offset, std::uint64_t size);  // blocks, no change of what is read
-  Result<void> punch(std::uint64_t offset, std::uint64_t size);     // zeros, and the blocks go
-  Result<void> sync();                                              // what was written survives a loss of power
-  // The next data (or hole) at or after `offset` in a file of `size` bytes; the end is a hole. `size` when there is
-  // none.
-  Result<std::uint64_t> seek(std::uint64_t offset, std::uint64_t size, bool data);
-  std::uint64_t blocks(std::uint64_t size);  // of 512 bytes
-  // The open chunk at `offset` for splicing, or -1 when it does not hold all of [offset, offset + size).
-  int descriptor(std::uint64_t offset, std::size_t size, std::uint64_t& position);
+  Result<void> begin_writing(std::uint64_t recorded_size) override;
+  Result<void> read(std::uint64_t offset, char* to, std::size_t size) override;
+  Result<void> write(std::uint64_t offset, base::Bytes bytes) override;
+  Result<void> truncate(std::uint64_t size, std::uint64_t old_size) override;
+  Result<void> allocate(std::uint64_t offset, std::uint64_t size) override;
+  Result<void> punch(std::uint64_t offset, std::uint64_t size) override;
+  Result<void> sync() override;
+  Result<std::uint64_t> seek(std::uint64_t offset, std::uint64_t size, bool data) override;
+  std::uint64_t blocks(std::uint64_t size) override;
 
  private:
-  Result<int> chunk(std::uint64_t index, bool make);  // -1: there is none
+  using File = std::shared_ptr<ChunkFile>;
+  Result<File> chunk(std::uint64_t index, bool make);  // nothing: there is none
+  Result<File> chunk_locked(std::uint64_t index, bool make);
 
   const ChunkStore& store_;
   const InodeId inode_;
   std::mutex mutex_;
-  std::map<std::uint64_t, int> descriptors_;  // by index. Guarded by mutex_
-  std::map<std::uint64_t, bool> unsynced_;    // guarded by mutex_
-  bool writing_ = false;                      // guarded by mutex_
+  std::map<std::uint64_t, File> files_;  // by index. Guarded by mutex_
+  std::set<std::uint64_t> unsynced_;     // guarded by mutex_
+  bool writing_ = false;                 // guarded by mutex_
 };
 
 }  // namespace fusionfs

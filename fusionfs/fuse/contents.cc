@@ -39,6 +39,26 @@ Task<int> FileSystem::forgotten_by_kernel(std::shared_ptr<MountedInode> inode) {
   co_return 0;
 }
 
+// Before a file is used whose chunks are on a node that this mount has not heard of: it may just have come.
+Task<int> FileSystem::find_stores(std::shared_ptr<MountedInode> inode) {
+  bool known = true;
+  {
+    const std::lock_guard lock(inode->mutex);
+    for (const std::uint64_t store : inode->record.stores()) known = known && stores_.known(store);
+  }
+  if (!known) {
+    later([this] {
+      const auto now = clock_.now();
+      if (now - stores_sought_ < std::chrono::seconds(1)) return;
+      stores_sought_ = now;
+      static_cast<void>(stores_.refresh());
+    });
+    InTurn turn{[this](std::function<void()> job) { later(std::move(job)); }};
+    co_await turn;
+  }
+  co_return 0;
+}
+
 void FileSystem::mark_dirty_locked(MountedInode& inode) {
   if (inode.dirty) return;
   inode.dirty = true;
@@ -93,11 +113,6 @@ int FileSystem::write(InodeId id, std::uint64_t offset, base::Bytes bytes) {
     if (record.has(Inode::kInline)) {
       if (const int error = spill_locked(*inode); error != 0) return error;
     }
-    if (record.store != 0 && record.store != chunks_.identity()) {
-      warn("inode " + std::to_string(raw(id)) + ": its chunks are in store " + std::to_string(record.store) +
-           ", not on this node");
-      return EIO;
-    }
     content = content_of(*inode);
     if (!inode->spilled) {
       const auto begun = content->begin_writing(record.size);
@@ -106,7 +121,7 @@ int FileSystem::write(InodeId id, std::uint64_t offset, base::Bytes bytes) {
         return errno_of_local(begun.error());
       }
     }
-    record.store = chunks_.identity();
+    if (record.store == 0) record.store = chunks_.identity();
   }
   const auto done = content->write(offset, bytes);
   const std::lock_guard lock(inode->mutex);
@@ -246,6 +261,14 @@ int FileSystem::read(InodeId id, std::uint64_t offset, char* to, std::size_t siz
     const std::lock_guard lock(inode->mutex);
     const Inode& record = inode->record;
     if (offset >= record.size) return 0;
+    if (options_.relatime && !options_.read_only) {
+      constexpr Nanos kDay = 86'400'000'000'000;
+      const Nanos now = metadata_.now();
+      if (record.atime <= record.mtime || record.atime <= record.ctime || now - record.atime > kDay) {
+        inode->record.atime = now;
+        inode->was_read = true;
+      }
+    }
     size = static_cast<std::size_t>(std::min<std::uint64_t>(size, record.size - offset));
     if (record.has(Inode::kInline) || record.store == 0) {
       std::size_t have = 0;
@@ -253,11 +276,6 @@ int FileSystem::read(InodeId id, std::uint64_t offset, char* to, std::size_t siz
       std::fill(to + have, to + size, '\0');
       got = size;
       return 0;
-    }
-    if (record.store != chunks_.identity()) {
-      warn("inode " + std::to_string(raw(id)) + ": its chunks are in store " + std::to_string(record.store) +
-           ", not on this node");
-      return EIO;
     }
     content = content_of(*inode);
   }
@@ -304,6 +322,14 @@ Task<int> FileSystem::commit(std::shared_ptr<MountedInode> inode, bool ends_appe
         request.bytes = record.content.substr(from, to - from);
       } else {
         request.store = record.store;
+        request.wrote = inode->content ? inode->content_stores : record.stores();
+        if (inode->content) {
+          for (const std::uint64_t missed : inode->content->missed()) {
+            std::erase(request.wrote, missed);
+            warn("inode " + std::to_string(raw(inode->id)) + ": chunk store " + std::to_string(missed) +
+                 " missed a change and has no copy any more; fusionfs scrub --replicas N makes another");
+          }
+        }
         inode->record.blocks = request.blocks = inode->content ? inode->content->blocks(record.size) : record.blocks;
       }
       spilled = inode->spilled;
@@ -326,12 +352,12 @@ Task<int> FileSystem::commit(std::shared_ptr<MountedInode> inode, bool ends_appe
     mark_dirty_locked(*inode);
     if (reply.error != EMEDIUMTYPE) co_return reply.error;
     // Another mount has moved the content to chunks meanwhile: ours goes there too.
-    if (reply.inode->store != chunks_.identity()) co_return EIO;
     const std::string mine = inode->record.content;
     const std::uint64_t mine_size = inode->record.size;
     inode->record.flags = static_cast<std::uint8_t>(inode->record.flags & ~Inode::kInline);
     inode->record.content.clear();
-    inode->record.store = chunks_.identity();
+    inode->record.store = reply.inode->store;
+    inode->record.copies = reply.inode->copies;
     inode->record.size = std::max(mine_size, reply.inode->size);
     const auto content = content_of(*inode);
     auto done = content->begin_writing(reply.inode->size);
@@ -388,32 +414,43 @@ Task<int> FileSystem::release(InodeId id, std::uint64_t handle, std::uint64_t fl
       co_await locks_.drop(id, FileLock::Kind::record, owner);
   }
   if (flock_owner != 0) co_await locks_.drop(id, FileLock::Kind::flock, flock_owner);
-  bool last = false, reap = false, appends = false;
+  bool last = false, reap = false, appends = false, was_read = false;
+  SetRequest read_at;
   {
     const std::lock_guard lock(inode->mutex);
     inode->opens -= inode->opens > 0 ? 1 : 0;
     last = inode->opens == 0;
     reap = last && inode->gone;
     appends = last && inode->appends_until != base::Time{};
+    was_read = last && std::exchange(inode->was_read, false) && !inode->gone;
+    read_at.inode = id;
+    read_at.atime = inode->record.atime;
+    read_at.fields_set = SetRequest::kAtime | SetRequest::kKeepCtime;
     if (last && !inode->dirty && !inode->in_flight && !inode->gone) inode->content.reset();
   }
   if (last) table_.closed(id);
   if (appends) co_await end_append(inode);
+  if (was_read) {
+    Reply noted = co_await metadata_.setattr(read_at);
+    if (noted.error == 0) absorb(*inode, *noted.inode, true);
+  }
   // Locks of an open file description (F_OFD_SETLK): nobody said that it was closed.
   if (last) co_await locks_.drop(id, FileLock::Kind::record, 0);
   if (reap) {
     std::shared_ptr<Content> content;
     std::uint64_t size = 0;
+    std::vector<std::uint64_t> stores;
     {
       const std::lock_guard lock(inode->mutex);
+      stores = inode->content_stores;
       content = std::move(inode->content);
       inode->content.reset();
       size = inode->record.size;
     }
     co_await metadata_.reap(id);
     if (content) {  // chunks that the store never heard of
-      later([this, id, size, content] {
-        const auto done = chunks_.remove(id, size);
+      later([this, id, size, content, stores] {
+        const auto done = stores_.remove(id, stores, size);
         if (!done) warn(done.error().message);
       });
     }
@@ -448,11 +485,10 @@ Task<int> FileSystem::allocate(InodeId id, int mode, std::uint64_t offset, std::
     if (record.has(Inode::kInline)) {
       if (const int error = spill_locked(*inode); error != 0) co_return error;
     }
-    if (record.store != 0 && record.store != chunks_.identity()) co_return EIO;
     const auto content = content_of(*inode);
     base::Result<void> done;
     if (!inode->spilled) done = content->begin_writing(record.size);
-    record.store = chunks_.identity();
+    if (record.store == 0) record.store = chunks_.identity();
     if (done && (punch || zero)) done = content->punch(offset, size);
     if (done && !punch) {
       // Past the end nothing may be allocated that a later, longer file would be cut by: only what lies within.
@@ -481,7 +517,6 @@ int FileSystem::seek(InodeId id, std::uint64_t offset, bool data, std::uint64_t&
     found = data ? offset : std::max<std::uint64_t>(offset, record.content.size());
     return 0;
   }
-  if (record.store != chunks_.identity()) return EIO;
   const auto at = content_of(*inode)->seek(offset, record.size, data);
   if (!at) return errno_of_local(at.error());
   if (data && *at >= record.size) return ENXIO;

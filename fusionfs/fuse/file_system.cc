@@ -29,6 +29,7 @@ FileSystem::FileSystem(zht::Client& client, const base::Clock& clock, const Chun
     : client_(client),
       clock_(clock),
       chunks_(chunks),
+      stores_(client, chunks),
       options_(std::move(options)),
       session_(base::entropy() | 1),
       metadata_(client, clock,
@@ -81,6 +82,7 @@ Task<int> FileSystem::start(std::uint32_t root_mode, std::uint32_t uid, std::uin
   const Outcome appended = co_await listed;
   if (!appended.ok()) co_return errno_of(appended);
   const int error = co_await bury_dead_sessions();
+  if (!options_.serves_at.empty()) stores_.serve_at(options_.serves_at);
   background_ = std::thread([this] { run_background(); });
   co_return error;
 }
@@ -154,6 +156,7 @@ int FileSystem::stop() {
     jobs_changed_.notify_all();
   }
   if (background_.joinable()) background_.join();
+  stores_.leave();
   if (first == 0) {
     client_.call(Operation::remove(session_key(session_), true));
     client_.call(Operation::remove(session_orphans_key(session_), true));
@@ -164,6 +167,7 @@ int FileSystem::stop() {
 // Deletes chunks, tells the kernel, keeps the session alive, commits what has been dirty for a while.
 void FileSystem::run_background() {
   auto beat_at = clock_.now();
+  auto stores_at = beat_at;
   auto locks_at = beat_at + options_.lock_life / 4;
   auto commit_at = clock_.now() + options_.commit_interval;
   std::unique_lock lock(jobs_mutex_);
@@ -186,6 +190,10 @@ void FileSystem::run_background() {
     if (now >= beat_at) {
       client_.submit(Operation::insert(session_key(session_), "1", options_.session_life), [](Outcome) {});
       beat_at = now + options_.session_life / 4;
+    }
+    if (now >= stores_at) {
+      if (const auto done = stores_.refresh(); !done) warn("chunk stores: " + done.error().message);
+      stores_at = now + kStoreLife / 4;
     }
     if (now >= locks_at) {
       locks_.keep_alive();
@@ -259,6 +267,7 @@ Inode FileSystem::view(const Inode& record) {
   copy.ctime = record.ctime;
   copy.btime = record.btime;
   copy.store = record.store;
+  copy.copies = record.copies;
   copy.parent = record.parent;
   copy.revision = record.revision;
   return copy;
@@ -288,7 +297,8 @@ void FileSystem::absorb_locked(MountedInode& inode, const Inode& record, bool ou
     if (inode.spilled || !mine.has(Inode::kInline)) {
       merged.flags = static_cast<std::uint8_t>(merged.flags & ~Inode::kInline);
       merged.content.clear();
-      merged.store = mine.store;
+      if (record.store == 0) merged.copies = mine.copies;
+      if (record.store == 0) merged.store = mine.store;
       merged.blocks = mine.blocks;
     } else if (record.has(Inode::kInline)) {
       if (merged.content.size() < mine.content.size()) merged.content.resize(mine.content.size());
@@ -537,7 +547,8 @@ Task<Looked> FileSystem::truncate(std::shared_ptr<MountedInode> inode, SetReques
   }
   looked.error = co_await commit(inode);
   if (looked.error != 0) co_return looked;
-  std::uint64_t old_size = 0, store = 0;
+  std::uint64_t old_size = 0;
+  std::vector<std::uint64_t> stores;
   bool gone = false, known = false;
   {
     const std::lock_guard lock(inode->mutex);
@@ -551,13 +562,7 @@ Task<Looked> FileSystem::truncate(std::shared_ptr<MountedInode> inode, SetReques
   {
     const std::lock_guard lock(inode->mutex);
     old_size = inode->record.size;
-    store = inode->record.store;
-  }
-  if (store != 0 && store != chunks_.identity()) {
-    warn("inode " + std::to_string(raw(inode->id)) + ": its chunks are in store " + std::to_string(store) +
-         ", not on this node");
-    looked.error = EIO;
-    co_return looked;
+    stores = inode->record.stores();
   }
   // The record first: after a crash in between, what is left in the chunks lies past the end and is cut by the next
   // writer.
@@ -579,11 +584,11 @@ Task<Looked> FileSystem::truncate(std::shared_ptr<MountedInode> inode, SetReques
     inode->record.mtime = inode->record.ctime = metadata_.now();
     looked.inode = view(inode->record);
   }
-  if (store != 0 && request.size < old_size) {
+  if (!stores.empty() && request.size < old_size) {
     if (inode->record.has(Inode::kInline)) {
       // Truncated to nothing: small again until it grows.
       inode->content.reset();
-      const auto done = chunks_.remove(inode->id, old_size);
+      const auto done = stores_.remove(inode->id, stores, old_size);
       if (!done) warn(done.error().message);
     } else {
       const auto done = content_of(*inode)->truncate(request.size, old_size);
@@ -598,7 +603,17 @@ Task<Looked> FileSystem::truncate(std::shared_ptr<MountedInode> inode, SetReques
 }
 
 std::shared_ptr<Content> FileSystem::content_of(MountedInode& inode) {
-  if (!inode.content) inode.content = std::make_shared<Content>(chunks_, inode.id);
+  std::vector<std::uint64_t> stores = inode.record.stores();
+  if (stores.empty()) {
+    // Where the first bytes go, and with them all others: here, and to other nodes.
+    stores.push_back(chunks_.identity());
+    for (const std::uint64_t each : stores_.choose(options_.copies - 1)) stores.push_back(each);
+    inode.record.copies.assign(stores.begin() + 1, stores.end());
+  }
+  if (!inode.content || inode.content_stores != stores) {
+    inode.content = stores_.open(inode.id, stores);
+    inode.content_stores = stores;
+  }
   return inode.content;
 }
 
@@ -716,13 +731,13 @@ void FileSystem::buried(const Inode& inode) {
     known->content.reset();
   }
   const std::uint64_t size = inode.size;
-  if (inode.store == chunks_.identity() || content) {
-    later([this, id = inode.id, size, content] {
-      const auto done = chunks_.remove(id, size);
-      if (!done) warn(done.error().message);
+  std::vector<std::uint64_t> stores = inode.stores();
+  if (stores.empty() && content) stores.push_back(chunks_.identity());
+  if (!stores.empty()) {
+    later([this, id = inode.id, size, content, stores] {
+      const auto done = stores_.remove(id, stores, size);
+      if (!done) warn(done.error().message + "; fsck there removes them");
     });
-  } else if (inode.store != 0) {
-    warn("inode " + std::to_string(raw(inode.id)) + ": its chunks are on another node and left to fsck there");
   }
 }
 
@@ -859,6 +874,7 @@ Task<Opened> FileSystem::open(InodeId id, int flags) {
   table_.opened(id);
   opened.error = co_await refresh(inode);
   co_await forgotten_by_kernel(inode);  // its size, above all
+  co_await find_stores(inode);
   if (opened.error == 0 && (flags & O_TRUNC) != 0) {
     SetRequest request;
     request.inode = id;
@@ -1004,6 +1020,20 @@ Task<TextReply> FileSystem::get_attribute(InodeId id, std::string name) {
   co_return text;
 }
 
+void FileSystem::note_use(InodeId id, const std::string& line) {
+  constexpr std::uint64_t kMost = std::uint64_t{1} << 20;  // bytes of one file's history; then it begins anew
+  constexpr zht::Millis kKept{std::chrono::hours(24 * 90)};
+  auto operation = Operation::append(provenance_key(id), line, kMost);
+  operation.ttl = kKept;
+  begin();
+  client_.submit(operation, [this, id, line](const Outcome& outcome) {
+    if (outcome.code == base::Code::no_space)
+      client_.submit(Operation::insert(provenance_key(id), line, kKept), [this](const Outcome&) { end(); });
+    else
+      end();
+  });
+}
+
 Task<TextReply> FileSystem::layout(InodeId id, std::string what) {
   TextReply text;
   const Looked looked = co_await getattr(id);
@@ -1020,6 +1050,12 @@ Task<TextReply> FileSystem::layout(InodeId id, std::string what) {
   if (chunks) {
     const bool here = inode.store == chunks_.identity();
     all.emplace_back("store", std::to_string(inode.store) + (here ? " (this node)" : " (another node)"));
+    std::string copies;
+    for (const std::uint64_t each : inode.copies) {
+      copies += (copies.empty() ? "" : " ") + std::to_string(each);
+      if (each == chunks_.identity()) copies += " (this node)";
+    }
+    all.emplace_back("copies", copies.empty() ? "none" : copies);
     all.emplace_back("chunks", std::to_string((inode.size + kChunkSize - 1) / kChunkSize));
   }
   if (is_directory(inode.mode)) {

@@ -22,6 +22,7 @@
 #include <thread>
 
 #include "fusionfs/core/metadata.h"
+#include "fusionfs/data/stores.h"
 #include "fusionfs/fuse/file_locks.h"
 #include "fusionfs/fuse/inodes.h"
 
@@ -33,6 +34,10 @@ struct FileSystemOptions {
   std::chrono::milliseconds session_life{30'000};
   std::chrono::milliseconds lock_life{15'000};  // of the locks of a mount that was killed
   bool read_only = false;
+  bool relatime = false;  // reading changes atime, when it was before mtime or ctime, or a day ago
+  bool provenance = false;  // who opened what is kept in the store
+  unsigned copies = 1;    // chunk stores that a new file's contents are written to, as far as there are so many
+  std::string serves_at;  // host:port where this node's chunks are served; empty: they are not
   std::uint32_t split_at = MetadataOptions{}.split_at;
   // Whoever calls write() calls flush() too before it answers, so that a close has nothing left to do. For a store in
   // this process, where a commit costs less than the kernel's FLUSH request.
@@ -140,6 +145,8 @@ class FileSystem {
   Task<int> set_attribute(InodeId inode, std::string name, std::string value, std::uint32_t flags,
                           std::optional<std::uint32_t> mode);
   Task<TextReply> get_attribute(InodeId inode, std::string name);
+  // With provenance: keeps who opened it and what for (a line of text; asks and does not wait).
+  void note_use(InodeId inode, const std::string& line);
   // What the extended attribute fusionfs.<what> says: inode, home, partition, content, store, chunks, homes; layout:
   // all of them.
   Task<TextReply> layout(InodeId inode, std::string what);
@@ -150,6 +157,7 @@ class FileSystem {
   std::uint64_t session() const { return session_; }
   InodeTable& table() { return table_; }
   Metadata& metadata() { return metadata_; }
+  Stores& stores() { return stores_; }
 
   // Counts a task under way, so that stop() waits for it. Returns how many there were before.
   std::int64_t begin() { return under_way_.fetch_add(1, std::memory_order_relaxed); }
@@ -194,6 +202,7 @@ class FileSystem {
   void later(std::function<void()> job);
   void invalidate(MountedInode& changed);
   Task<int> forgotten_by_kernel(std::shared_ptr<MountedInode> inode);
+  Task<int> find_stores(std::shared_ptr<MountedInode> inode);
   Task<int> end_append(std::shared_ptr<MountedInode> inode);
   void tend_appends();
   void run_background();
@@ -201,6 +210,7 @@ class FileSystem {
   zht::Client& client_;
   const base::Clock& clock_;
   const ChunkStore& chunks_;
+  Stores stores_;
   const FileSystemOptions options_;
   const std::uint64_t session_;
   InodeTable table_;
@@ -218,6 +228,7 @@ class FileSystem {
   std::deque<std::function<void()>> jobs_;  // guarded by jobs_mutex_
   bool stopping_ = false;                   // guarded by jobs_mutex_
   std::thread background_;
+  base::Time stores_sought_{};  // the background thread's
 };
 
 }  // namespace fusionfs

@@ -10,6 +10,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
+
+#include "fusionfs/fuse/access_lists.h"
 
 namespace fusionfs {
 namespace {
@@ -110,7 +113,10 @@ void on_init(void* userdata, fuse_conn_info* connection) {
       want(locks);
   }
   if (glue.options.writeback) want(FUSE_CAP_WRITEBACK_CACHE);
-  if (glue.options.access_lists) want(FUSE_CAP_POSIX_ACL);
+  if (glue.options.access_lists) {
+    want(FUSE_CAP_POSIX_ACL);
+    want(FUSE_CAP_DONT_MASK);  // a default list takes the place of the caller's umask
+  }
   connection->max_write = 1u << 20;
   connection->max_readahead = 1u << 20;
   connection->max_background = glue.options.max_background;
@@ -187,21 +193,62 @@ CreateRequest creation(fuse_req_t request, const char* name, mode_t mode) {
   return create;
 }
 
+// As files.make(), with what the directory's default access control list says of new files.
+Task<Looked> make_inheriting(FileSystem& files, InodeId parent, CreateRequest create, std::uint32_t umask) {
+  TextReply inherited = co_await files.get_attribute(parent, kDefaultList);
+  const auto lists = inherited.error == 0 ? inherit(inherited.text, create.mode) : std::nullopt;
+  create.mode = lists ? lists->mode : is_symlink(create.mode) ? create.mode : create.mode & ~(umask & 0777);
+  const bool directory = is_directory(create.mode), symlink = is_symlink(create.mode);
+  Looked made = co_await files.make(parent, std::move(create));
+  if (made.error != 0 || !lists || symlink) co_return made;
+  const InodeId id = made.inode.id;
+  const int error = co_await give_lists(files, id, *lists, directory, inherited.text);
+  if (error != 0) {
+    files.forget(id, 1);
+    made.error = error;
+  }
+  co_return made;
+}
+
+Task<Opened> create_inheriting(FileSystem& files, InodeId parent, std::string name, std::uint32_t mode,
+                               std::uint32_t umask, std::uint32_t uid, std::uint32_t gid, int flags) {
+  TextReply inherited = co_await files.get_attribute(parent, kDefaultList);
+  const auto lists = inherited.error == 0 ? inherit(inherited.text, mode) : std::nullopt;
+  mode = lists ? lists->mode : mode & ~(umask & 0777);
+  Opened made = co_await files.create(parent, std::move(name), mode, uid, gid, flags);
+  if (made.error != 0 || !lists) co_return made;
+  const InodeId id = made.inode.id;
+  const int error = co_await give_lists(files, id, *lists, false, inherited.text);
+  if (error != 0) {
+    co_await files.release(id);
+    files.forget(id, 1);
+    made.error = error;
+  }
+  co_return made;
+}
+
+void make(fuse_req_t request, fuse_ino_t parent, CreateRequest create) {
+  FileSystem& files = files_of(request);
+  if (glue_of(request).options.access_lists)
+    serve(request, make_inheriting(files, inode_of(parent), std::move(create), fuse_req_ctx(request)->umask), reply_looked);
+  else
+    serve(request, files.make(inode_of(parent), std::move(create)), reply_looked);
+}
+
 void on_mknod(fuse_req_t request, fuse_ino_t parent, const char* name, mode_t mode, dev_t device) {
   CreateRequest create = creation(request, name, (mode & S_IFMT) == 0 ? mode | S_IFREG : mode);
   create.device = device;
-  serve(request, files_of(request).make(inode_of(parent), std::move(create)), reply_looked);
+  make(request, parent, std::move(create));
 }
 
 void on_mkdir(fuse_req_t request, fuse_ino_t parent, const char* name, mode_t mode) {
-  serve(request, files_of(request).make(inode_of(parent), creation(request, name, (mode & 07777) | S_IFDIR)),
-        reply_looked);
+  make(request, parent, creation(request, name, (mode & 07777) | S_IFDIR));
 }
 
 void on_symlink(fuse_req_t request, const char* target, fuse_ino_t parent, const char* name) {
   CreateRequest create = creation(request, name, S_IFLNK | 0777);
   create.target = target;
-  serve(request, files_of(request).make(inode_of(parent), std::move(create)), reply_looked);
+  make(request, parent, std::move(create));
 }
 
 void on_unlink(fuse_req_t request, fuse_ino_t parent, const char* name) {
@@ -237,13 +284,35 @@ void set_handle(const Glue& glue, fuse_file_info& file) {
   if (appends && !glue.options.writeback) file.direct_io = 1;
 }
 
+// Who opens a file and what for, as a line of provenance. Empty: it is not asked for.
+std::string use_of(fuse_req_t request, int flags) {
+  if (!glue_of(request).options.provenance) return {};
+  const auto* caller = fuse_req_ctx(request);
+  std::ifstream file("/proc/" + std::to_string(caller->pid) + "/cmdline", std::ios::binary);
+  std::string command(4096, '\0');
+  file.read(command.data(), static_cast<std::streamsize>(command.size()));
+  command.resize(static_cast<std::size_t>(std::max<std::streamsize>(file.gcount(), 0)));
+  while (!command.empty() && command.back() == '\0') command.pop_back();
+  std::replace(command.begin(), command.end(), '\0', ' ');
+  const int access = flags & O_ACCMODE;
+  char node[256] = {};
+  ::gethostname(node, sizeof node - 1);
+  return std::to_string(files_of(request).metadata().now()) + "\t" +
+         (access == O_RDONLY   ? "read"
+          : access == O_WRONLY ? "write"
+                               : "read,write") +
+         "\t" + std::to_string(caller->uid) + "\t" + std::to_string(caller->pid) + "\t" + node + "\t" +
+         base::escape(command, 2000) + "\n";
+}
+
 void on_open(fuse_req_t request, fuse_ino_t inode, fuse_file_info* info) {
   fuse_file_info file = *info;
   serve(request, files_of(request).open(inode_of(inode), info->flags),
-        [file, inode](fuse_req_t to, const Opened& opened) mutable {
+        [file, inode, use = use_of(request, info->flags)](fuse_req_t to, const Opened& opened) mutable {
           if (opened.error != 0) return answer_error(to, opened.error);
           file.keep_cache = opened.keep_cache ? 1 : 0;
           FileSystem& files = files_of(to);
+          if (!use.empty()) files.note_use(inode_of(inode), use);
           set_handle(glue_of(to), file);
           if (fuse_reply_open(to, &file) != 0) start(files.release(inode_of(inode)), [](int) {});
         });
@@ -252,11 +321,18 @@ void on_open(fuse_req_t request, fuse_ino_t inode, fuse_file_info* info) {
 void on_create(fuse_req_t request, fuse_ino_t parent, const char* name, mode_t mode, fuse_file_info* info) {
   fuse_file_info file = *info;
   const auto* caller = fuse_req_ctx(request);
-  serve(request, files_of(request).create(inode_of(parent), name, mode, caller->uid, caller->gid, info->flags),
-        [file](fuse_req_t to, const Opened& opened) mutable {
+  FileSystem& all = files_of(request);
+  const std::string use = use_of(request, info->flags);
+  Task<Opened> task =
+      glue_of(request).options.access_lists
+          ? create_inheriting(all, inode_of(parent), name, mode, caller->umask, caller->uid, caller->gid, info->flags)
+          : all.create(inode_of(parent), name, mode, caller->uid, caller->gid, info->flags);
+  serve(request, std::move(task),
+        [file, use](fuse_req_t to, const Opened& opened) mutable {
           if (opened.error != 0) return answer_error(to, opened.error);
           const Glue& glue = glue_of(to);
           FileSystem& files = glue.files;
+          if (!use.empty()) files.note_use(opened.inode.id, use);
           const fuse_entry_param entry = to_entry(glue, opened.inode);
           file.keep_cache = opened.keep_cache ? 1 : 0;
           set_handle(glue, file);
@@ -468,26 +544,6 @@ void on_statfs(fuse_req_t request, fuse_ino_t) {
     answer_error(request, error);
   else
     fuse_reply_statfs(request, &status);
-}
-
-// The permission bits that an access control list implies: its owner, mask (or group) and other entries.
-std::optional<std::uint32_t> mode_of_access_list(const std::string& bytes, std::uint32_t mode) {
-  constexpr std::size_t kHeader = 4, kEntry = 8;
-  if (bytes.size() < kHeader || (bytes.size() - kHeader) % kEntry != 0) return std::nullopt;
-  std::optional<std::uint32_t> group, mask;
-  for (std::size_t at = kHeader; at < bytes.size(); at += kEntry) {
-    const auto tag = base::load<std::uint16_t>(bytes.data() + at);
-    const std::uint32_t bits = base::load<std::uint16_t>(bytes.data() + at + 2) & 7u;
-    if (tag == 0x01) mode = (mode & ~0700u) | bits << 6;
-    if (tag == 0x04) group = bits;
-    if (tag == 0x10) mask = bits;
-    if (tag == 0x20) mode = (mode & ~07u) | bits;
-  }
-  if (mask)
-    mode = (mode & ~070u) | *mask << 3;
-  else if (group)
-    mode = (mode & ~070u) | *group << 3;
-  return mode & 07777;
 }
 
 Task<int> set_access_list(FileSystem& files, InodeId inode, std::string name, std::string value, std::uint32_t flags) {

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "fusionfs/core/format.h"
-#include "fusionfs/data/chunk_store.h"
+#include "fusionfs/data/content.h"
 #include "novoht/base/clock.h"
 
 namespace fusionfs {
@@ -85,6 +85,7 @@ struct MountedInode {
   std::uint64_t cached_revision = 0;  // what the kernel's page cache shows
   std::uint32_t opens = 0;
   unsigned invalidating = 0;                   // the kernel is about to be told that its cache is out of date
+  bool was_read = false;                       // record.atime is to be committed
   bool gone = false;                           // no name leads here any more
   bool dirty = false;                          // size, mtime or content to commit
   bool in_flight = false;                      // a commit was sent and not yet answered
@@ -94,6 +95,7 @@ struct MountedInode {
   std::unique_ptr<KnownNames> names;           // directories in which this mount changes names
   bool spread = false;                         // over several homes: no lease covers all names, `names` is of no use
   std::shared_ptr<Content> content;            // when there are chunks, or will be
+  std::vector<std::uint64_t> content_stores;   // where `content` reads and writes
   base::Time appends_until{};                  // until then nobody else appends to it; zero: this mount has no such right
 };
 

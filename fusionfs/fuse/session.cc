@@ -11,12 +11,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <sstream>
 
+#include "fusionfs/data/chunk_server.h"
 #include "fusionfs/fuse/glue.h"
 #include "fusionfs/fuse/wait.h"
 #include "zht/support/log.h"
@@ -103,6 +105,10 @@ Result<void> parse_options(const std::string& list, MountOptions& options) {
       options.local_locks = true;
     else if (part == "local_lock=none" || (plain && name == "lock"))
       options.local_locks = false;
+    else if (plain && (name == "relatime" || name == "noatime"))
+      options.relatime = name == "relatime";
+    else if (plain && name == "provenance")
+      options.provenance = true;
     else if (plain && name == "embed")
       options.embed = true;
     else if (plain && name == "dev")
@@ -119,7 +125,7 @@ Result<void> parse_options(const std::string& list, MountOptions& options) {
       options.no_execute = true;
     else if (plain && name == "nonempty")
       options.non_empty = true;
-    else if (plain && (name == "default_permissions" || name == "noatime" || name == "relatime" || name == "auto" ||
+    else if (plain && (name == "default_permissions" || name == "auto" ||
                        name == "noauto" || name == "_netdev" || name == "nofail" || name == "user" || name == "users" ||
                        name == "defaults" || name == "async" || name == "diratime" || name == "nodiratime")) {
       // What it asks for is so already, or is mount(8)'s business.
@@ -143,6 +149,22 @@ Result<void> parse_options(const std::string& list, MountOptions& options) {
       options.cluster = value;
     } else if (name == "data" && !value.empty()) {
       options.data = value;
+    } else if (name == "replicas") {
+      const auto count = support::parse_number(value, 1, 8);
+      if (!count) return fail(Code::invalid, "-o replicas=", base::escape(value), ": expected 1 to 8");
+      options.replicas = static_cast<unsigned>(*count);
+    } else if (plain && name == "noserve") {
+      options.serve = false;
+    } else if (name == "serve") {
+      options.serve = true;
+      const auto colon = value.rfind(':');
+      const bool port = colon != std::string::npos && value.find(']', colon) == std::string::npos;
+      options.serve_host = port ? value.substr(0, colon) : value;
+      if (port) {
+        const auto number = support::parse_number(value.substr(colon + 1), 0, 65535);
+        if (!number) return fail(Code::invalid, "-o serve=", base::escape(value), ": expected an address, or address:port");
+        options.serve_port = static_cast<std::uint16_t>(*number);
+      }
     } else if (name == "threads") {
       double count = 0;
       if (!parse_seconds(value, count) || count < 1 || count > 64)
@@ -151,7 +173,8 @@ Result<void> parse_options(const std::string& list, MountOptions& options) {
     } else if (!part.empty()) {
       return fail(Code::invalid, "-o ", base::escape(part),
                   ": no such option; known are ro, rw, allow_other, noallow_other, acl, writeback, "
-                  "dev, nodev, suid, nosuid, exec, noexec, nonempty, embed, local_lock=all|none, uid=N, gid=N, umask=OCTAL, "
+                  "dev, nodev, suid, nosuid, exec, noexec, nonempty, embed, local_lock=all|none, relatime, noatime, "
+                  "provenance, replicas=N, serve[=ADDRESS[:PORT]], noserve, uid=N, gid=N, umask=OCTAL, "
                   "attr_timeout=S, entry_timeout=S, threads=N, cluster=HOST:PORT, data=FOLDER");
     }
   }
@@ -273,20 +296,35 @@ Result<bool> serve_mount(zht::Client& client, const MountOptions& options, const
     ::setrlimit(RLIMIT_NOFILE, &files);
   }
   TRY_LET(chunks, ChunkStore::open(options.data_folder + "/chunks"));
+  if (!options.read_only) TRY(chunks->begin_writing());
   base::SystemClock clock;
   fuse_session* session = nullptr;
   FileSystemOptions file_options;
   file_options.attribute_timeout = std::chrono::milliseconds(static_cast<long>(options.attribute_timeout * 1000));
   file_options.read_only = options.read_only;
+  file_options.relatime = options.relatime;
+  file_options.provenance = options.provenance;
   file_options.commit_at_once = options.store_in_process;
   file_options.warn = [](const std::string& text) { log.warn(text); };
   file_options.changed_elsewhere = [&session](InodeId inode) {
     if (session != nullptr) fuse_lowlevel_notify_inval_inode(session, raw(inode), 0, 0);
   };
+  std::unique_ptr<ChunkServer> server;
+  if (!options.serve_host.empty()) {
+    TRY_LET(secret, Stores(client, *chunks).secret());
+    TRY_LET(started, ChunkServer::start(*chunks, options.serve_host, options.serve_port, secret));
+    server = std::move(started);
+    const bool v6 = options.serve_host.find(':') != std::string::npos;
+    file_options.serves_at =
+        (v6 ? "[" + options.serve_host + "]" : options.serve_host) + ":" + std::to_string(server->port());
+  }
+  file_options.copies = options.replicas;
   FileSystem file_system(client, clock, *chunks, std::move(file_options));
   if (const int error = wait(file_system.start(0755, ::geteuid(), ::getegid())); error != 0) {
     return fail(Code::unavailable, "the store did not answer: ", std::strerror(error), "; is it running? zht status");
   }
+
+  if (const auto found = file_system.stores().refresh(); !found) log.warn("chunk stores: " + found.error().message);
 
   std::string mount_options = "fsname=fusionfs,subtype=fusionfs,default_permissions";
   if (options.allow_other && ::geteuid() == 0) mount_options += ",allow_other";
@@ -304,6 +342,7 @@ Result<bool> serve_mount(zht::Client& client, const MountOptions& options, const
   glue.options.access_lists = options.access_lists;
   glue.options.writeback = options.writeback;
   glue.options.local_locks = options.local_locks;
+  glue.options.provenance = options.provenance;
   glue.options.uid = options.uid;
   glue.options.gid = options.gid;
   glue.options.umask = options.umask;
@@ -320,7 +359,9 @@ Result<bool> serve_mount(zht::Client& client, const MountOptions& options, const
       ready();
       fuse_loop_config* loop = fuse_loop_cfg_create();
       fuse_loop_cfg_set_clone_fd(loop, options.threads > 1 ? 1 : 0);
-      fuse_loop_cfg_set_max_threads(loop, static_cast<unsigned>(options.threads));
+      // A node that does not answer holds up those threads that read from it: there are others then.
+      const int most = server || options.replicas > 1 ? std::max(options.threads, 16) : options.threads;
+      fuse_loop_cfg_set_max_threads(loop, static_cast<unsigned>(most));
       fuse_loop_cfg_set_idle_threads(loop, static_cast<unsigned>(options.threads));
       const int ended = options.threads == 1 ? fuse_session_loop(session) : fuse_session_loop_mt(session, loop);
       fuse_loop_cfg_destroy(loop);
@@ -329,6 +370,7 @@ Result<bool> serve_mount(zht::Client& client, const MountOptions& options, const
     fuse_session_unmount(session);
   }
   const int error = file_system.stop();
+  chunks->end_writing();
   if (session != nullptr) {
     fuse_session* last = session;
     session = nullptr;

@@ -22,6 +22,8 @@ struct MountOptions {
   bool access_lists = false;
   bool writeback = false;
   bool local_locks = false;
+  bool relatime = false;
+  bool provenance = false;
   bool device_files = true;  // root only
   bool set_user_id = true;   // root only
   bool no_execute = false;
@@ -32,6 +34,10 @@ struct MountOptions {
   std::optional<std::uint32_t> uid, gid;
   std::uint32_t umask = 0;
   std::string cluster, data;  // -o cluster=, data=: as the flags of that name, for /etc/fstab
+  unsigned replicas = 1;           // nodes that have each file's contents, as far as there are so many
+  std::string serve_host;          // where this node's chunks are served to other nodes; empty: they are not
+  std::uint16_t serve_port = 0;    // 0: any
+  std::optional<bool> serve;       // asked for or refused; else: when the store is a cluster
   bool embed = false;  // be the local node too, when none runs (the mount's business is then done in one process)
   bool store_in_process = false;  // the client given executes on the calling thread (zht/local_server.h)
 };

@@ -51,9 +51,12 @@ Result<int> check_file_system(const support::CommonFlags& common, bool repair) {
     TRY_LET(again, check.read(census));
     open = std::move(again);
   }
+  const auto here = [&](const std::vector<std::uint64_t>& stores) {
+    return std::find(stores.begin(), stores.end(), store.chunks->identity()) != stores.end();
+  };
   std::vector<InodeId> stray;  // chunks of no inode, in either reading
   for (const auto& chunk : chunks) {
-    if (before.sizes.count(raw(chunk.inode)) != 0 || census.sizes.count(raw(chunk.inode)) != 0) continue;
+    if (here(before.stores[raw(chunk.inode)]) || here(census.stores[raw(chunk.inode)])) continue;
     if (stray.empty() || stray.back() != chunk.inode) stray.push_back(chunk.inode);
   }
   std::sort(stray.begin(), stray.end());
@@ -71,17 +74,17 @@ Result<int> check_file_system(const support::CommonFlags& common, bool repair) {
     bool done = false;
     // A mount writes chunks before their inode says so: a file just being made larger is not stray.
     Reply inode = wait(metadata.getattr(id));
-    if (inode.error == 0) {
+    if (inode.error == 0 && (inode.inode->store == 0 || here(inode.inode->stores()))) {
       --stray_left;
       continue;
     }
-    if (repair && inode.error == ENOENT) done = store.chunks->remove(id, 0).has_value();
+    if (repair && (inode.error == ENOENT || inode.error == 0)) done = store.chunks->remove(id, 0).has_value();
     mended += done ? 1 : 0;
     list.push_back({{"kind", "stray"},
-                    {"what", "chunks of inode " + std::to_string(raw(id)) + ", which is not there"},
+                    {"what", "chunks of inode " + std::to_string(raw(id)) + ", which has none here"},
                     {"repaired", done}});
     if (!common.json)
-      std::printf("stray: chunks of inode %llu, which is not there%s\n", static_cast<unsigned long long>(raw(id)),
+      std::printf("stray: chunks of inode %llu, which has none here%s\n", static_cast<unsigned long long>(raw(id)),
                   done ? " (repaired)" : "");
   }
   for (const Inode& inode : gone) TRY(store.chunks->remove(inode.id, inode.size));
@@ -125,13 +128,14 @@ Result<int> locate_file(const support::CommonFlags& common, const std::string& p
                 "; is --data the folder of its node?");
   const Inode& inode = *reply.inode;
   nlohmann::json chunks = nlohmann::json::array();
-  const bool here = inode.store == store.chunks->identity();
+  const std::vector<std::uint64_t> stores = inode.stores();
+  const bool here = std::find(stores.begin(), stores.end(), store.chunks->identity()) != stores.end();
   for (std::uint64_t index = 0; here && index * kChunkSize < inode.size; ++index) {
     const std::string chunk = store.chunks->path_of(id, index);
     struct stat chunk_status {};
     if (::stat(chunk.c_str(), &chunk_status) != 0) continue;  // a hole
     chunks.push_back({{"offset_bytes", index * kChunkSize},
-                      {"size_bytes", static_cast<std::uint64_t>(chunk_status.st_size)},
+                      {"size_bytes", std::min(kChunkSize, inode.size - index * kChunkSize)},
                       {"path", chunk}});
   }
   const std::string place = inode.has(Inode::kInline) ? "inline"

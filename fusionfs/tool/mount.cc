@@ -1,5 +1,7 @@
 #include <fcntl.h>
+#include <netdb.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -7,6 +9,7 @@
 #include <CLI/CLI.hpp>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <memory>
 #include <optional>
 #include <nlohmann/json.hpp>
@@ -37,6 +40,35 @@ void block_signals() {
   ::sigprocmask(SIG_BLOCK, &set, nullptr);
 }
 
+// The address of this node as the cluster's first node sees it; 127.0.0.1 where that cannot be told.
+std::string own_address(const std::string& cluster) {
+  std::string first = cluster;
+  if (std::ifstream list(cluster); list && std::getline(list, first)) {
+  }
+  first = first.substr(0, first.find(','));
+  const auto colon = first.rfind(':');
+  std::string host = first.substr(0, colon);
+  if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_DGRAM;
+  addrinfo* found = nullptr;
+  std::string own = "127.0.0.1";
+  if (colon == std::string::npos || ::getaddrinfo(host.c_str(), first.c_str() + colon + 1, &hints, &found) != 0) return own;
+  // Connecting a datagram socket sends nothing; it chooses the address that packets there would come from.
+  const int socket = ::socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  sockaddr_storage bound{};
+  socklen_t size = sizeof bound;
+  char text[NI_MAXHOST];
+  if (socket >= 0 && ::connect(socket, found->ai_addr, found->ai_addrlen) == 0 &&
+      ::getsockname(socket, reinterpret_cast<sockaddr*>(&bound), &size) == 0 &&
+      ::getnameinfo(reinterpret_cast<sockaddr*>(&bound), size, text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0) {
+    own = text;
+  }
+  if (socket >= 0) ::close(socket);
+  ::freeaddrinfo(found);
+  return own;
+}
+
 // Serves the mount until it ends. With -o embed a local node that is not running yet runs in this process: most of what
 // a mount does is then done without a switch to another one.
 Result<void> serve(const support::CommonFlags& common, MountOptions options, const std::function<void()>& ready) {
@@ -65,6 +97,11 @@ Result<void> serve(const support::CommonFlags& common, MountOptions options, con
   if (!client) {
     TRY_LET(connected, zht::connect(client_options));
     client = std::move(connected);
+  }
+  if (!options.serve.value_or(!client_options.cluster.empty() || (cluster != nullptr && *cluster != '\0'))) {
+    options.serve_host.clear();
+  } else if (options.serve_host.empty()) {
+    options.serve_host = own_address(client_options.cluster.empty() && cluster != nullptr ? cluster : client_options.cluster);
   }
   const auto served = serve_mount(*client, options, ready);
   if (!served) return served.error();

@@ -1,0 +1,56 @@
+// Gives other nodes' mounts the chunks of this node: a thread for each connection, blocking calls (the work is the disk's
+// and the network's), requests answered in order. data/chunk_protocol.h is what is said.
+#pragma once
+
+#include <atomic>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "fusionfs/data/chunk_protocol.h"
+#include "fusionfs/data/chunk_store.h"
+
+namespace fusionfs {
+
+class ChunkServer {
+ public:
+  // Listens on `host` (a number, IPv4 or IPv6) and `port`, 0: any. The store must outlive it. unavailable: it cannot be
+  // listened on.
+  static Result<std::unique_ptr<ChunkServer>> start(const ChunkStore& store, const std::string& host,
+                                                    std::uint16_t port, std::string secret);
+  ~ChunkServer();  // ends connections
+  ChunkServer(const ChunkServer&) = delete;
+  ChunkServer& operator=(const ChunkServer&) = delete;
+  std::uint16_t port() const { return port_; }
+
+ private:
+  ChunkServer(const ChunkStore& store, std::string secret) : store_(store), secret_(std::move(secret)) {}
+  void accept_all();
+  void serve(int socket);
+  ChunkAnswer answer(const ChunkRequest& request);
+  std::shared_ptr<LocalContent> content(InodeId inode);
+
+  struct Connection {
+    int socket = -1;
+    std::thread thread;
+    std::atomic<bool> ended{false};
+  };
+  struct Open {
+    std::shared_ptr<LocalContent> content;
+    std::chrono::steady_clock::time_point used;
+  };
+  const ChunkStore& store_;
+  const std::string secret_;
+  int listener_ = -1;
+  std::uint16_t port_ = 0;
+  std::atomic<bool> stopping_{false};
+  std::thread acceptor_;
+  std::mutex mutex_;
+  std::map<InodeId, Open> open_;                          // guarded by mutex_
+  std::list<std::unique_ptr<Connection>> connections_;    // guarded by mutex_
+};
+
+}  // namespace fusionfs

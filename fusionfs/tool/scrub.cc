@@ -1,0 +1,178 @@
+// Reads all chunks of this node, says whose checksums do not agree, takes what is damaged from another copy.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "fusionfs/data/stores.h"
+#include "fusionfs/fuse/wait.h"
+#include "fusionfs/tool/place.h"
+#include "fusionfs/tool/verbs.h"
+#include "zht/support/output.h"
+#include "zht/support/progress.h"
+#include "zht/support/program.h"
+
+namespace fusionfs {
+namespace {
+
+using base::Code;
+using base::fail;
+using base::Result;
+
+constexpr std::size_t kPiece = std::size_t{1} << 20;
+
+struct Totals {
+  std::uint64_t chunks = 0, blocks = 0, without_sum = 0, bad = 0, healed = 0, copies_made = 0, copies_lacking = 0;
+};
+
+// The block as another store has it.
+bool fetch_block(Place& place, Stores& stores, const Inode& inode, std::uint64_t offset, std::string& block) {
+  block.resize(kBlockSize);
+  for (const std::uint64_t other : inode.stores()) {
+    if (other == place.chunks->identity()) continue;
+    if (stores.open(inode.id, {other})->read(offset, block.data(), block.size())) return true;
+  }
+  return false;
+}
+
+Result<void> scrub_chunk(Place& place, Stores& stores, const ChunkStore::Chunk& chunk, const std::optional<Inode>& inode,
+                         Totals& totals, nlohmann::json& list, bool quiet) {
+  const std::string path = place.chunks->path_of(chunk.inode, chunk.index);
+  TRY_LET(file, ChunkFile::open(path, false, place.chunks->boots()));
+  if (!file) return {};  // it went meanwhile
+  TRY_LET(scrubbed, file->scrub());
+  totals.chunks += 1;
+  totals.blocks += scrubbed.blocks;
+  totals.without_sum += scrubbed.without_sum;
+  for (const std::uint32_t block : scrubbed.bad) {
+    const std::uint64_t offset = chunk.index * kChunkSize + block * kBlockSize;
+    std::string good;
+    bool healed = false;
+    if (inode && fetch_block(place, stores, *inode, offset, good)) {
+      TRY(file->heal(block, good));
+      healed = true;
+    }
+    totals.bad += 1;
+    totals.healed += healed ? 1 : 0;
+    list.push_back({{"inode", raw(chunk.inode)}, {"offset_bytes", offset}, {"path", path}, {"healed", healed}});
+    if (!quiet)
+      std::printf("%s: block %u (byte %llu of inode %llu): %s\n", path.c_str(), block,
+                  static_cast<unsigned long long>(offset), static_cast<unsigned long long>(raw(chunk.inode)),
+                  healed ? "healed from another copy" : "DAMAGED, and there is no other copy that answers");
+  }
+  return {};
+}
+
+// Gives a file of which this node has a copy to another store, unless it changes meanwhile.
+Result<bool> copy_file(Place& place, Stores& stores, const Inode& inode, std::uint64_t to) {
+  const auto from = stores.open(inode.id, {place.chunks->identity()}), into = stores.open(inode.id, {to});
+  TRY(into->begin_writing(0));
+  std::string piece;
+  std::uint64_t at = 0;
+  while (at < inode.size) {
+    TRY_LET(data, from->seek(at, inode.size, true));
+    if (data >= inode.size) break;
+    TRY_LET(hole, from->seek(data, inode.size, false));
+    for (at = data; at < hole; at += piece.size()) {
+      piece.resize(std::min<std::uint64_t>(kPiece, hole - at));
+      TRY(from->read(at, piece.data(), piece.size()));
+      TRY(into->write(at, piece));
+    }
+  }
+  TRY(into->sync());
+  CommitRequest request;
+  request.inode = inode.id;
+  request.copied = {to};
+  request.revision = inode.revision;
+  const Reply reply = wait(place.metadata->commit(request));
+  if (reply.error == 0) return true;
+  TRY(stores.remove(inode.id, {to}, inode.size));
+  return false;
+}
+
+Result<void> replicate(Place& place, Stores& stores, const Inode& inode, std::size_t wanted, Totals& totals) {
+  std::vector<std::uint64_t> living;
+  for (const std::uint64_t each : inode.stores()) {
+    if (stores.known(each)) living.push_back(each);
+  }
+  // One of those that have it sees to it: the first that lives.
+  if (living.empty() || living.front() != place.chunks->identity()) return {};
+  for (const std::uint64_t each : stores.choose(64)) {
+    if (living.size() >= wanted) break;
+    const std::vector<std::uint64_t> have = inode.stores();
+    if (std::find(have.begin(), have.end(), each) != have.end()) continue;
+    Reply now = wait(place.metadata->getattr(inode.id));
+    if (now.error != 0 || now.inode->stores().empty()) return {};
+    TRY_LET(made, copy_file(place, stores, *now.inode, each));
+    if (!made) continue;
+    living.push_back(each);
+    totals.copies_made += 1;
+  }
+  if (living.size() < wanted) totals.copies_lacking += wanted - living.size();
+  return {};
+}
+
+Result<int> scrub(const support::CommonFlags& common, std::size_t replicas) {
+  TRY_LET(place, open_place(common));
+  Stores stores(*place.client, *place.chunks);
+  TRY(stores.refresh());
+  TRY_LET(chunks, place.chunks->list());
+  std::sort(chunks.begin(), chunks.end(), [](const auto& one, const auto& other) {
+    return std::pair(raw(one.inode), one.index) < std::pair(raw(other.inode), other.index);
+  });
+  Totals totals;
+  nlohmann::json list = nlohmann::json::array();
+  InodeId last{};
+  std::optional<Inode> inode;
+  for (const auto& chunk : chunks) {
+    if (chunk.inode != last) {
+      Reply reply = wait(place.metadata->getattr(chunk.inode));
+      if (reply.error != 0 && reply.error != ENOENT)
+        return fail(Code::unavailable, "the store did not answer about inode ", raw(chunk.inode));
+      inode = std::move(reply.inode);
+      last = chunk.inode;
+      if (inode && replicas > 1) TRY(replicate(place, stores, *inode, replicas, totals));
+    }
+    TRY(scrub_chunk(place, stores, chunk, inode, totals, list, common.quiet || common.json));
+  }
+  const std::uint64_t left = totals.bad - totals.healed;
+  if (common.json) {
+    support::print_json({{"chunk_count", totals.chunks},
+                         {"block_count", totals.blocks},
+                         {"new_checksum_count", totals.without_sum},
+                         {"damaged_count", totals.bad},
+                         {"healed_count", totals.healed},
+                         {"copies_made_count", totals.copies_made},
+                         {"copies_lacking_count", totals.copies_lacking},
+                         {"damaged", list}});
+  } else if (!common.quiet) {
+    std::printf("%s chunks, %s blocks of 4 KiB: %s", support::human_count(totals.chunks).c_str(),
+                support::human_count(totals.blocks).c_str(), totals.bad == 0 ? "clean" : "");
+    if (totals.bad != 0)
+      std::printf("%llu damaged, %llu of them healed", static_cast<unsigned long long>(totals.bad),
+                  static_cast<unsigned long long>(totals.healed));
+    if (totals.without_sum != 0)
+      std::printf("; %llu had no checksum and got one", static_cast<unsigned long long>(totals.without_sum));
+    if (totals.copies_made != 0) std::printf("; %llu copies made", static_cast<unsigned long long>(totals.copies_made));
+    if (totals.copies_lacking != 0)
+      std::printf("; %llu copies lack a node to be on", static_cast<unsigned long long>(totals.copies_lacking));
+    std::printf("\n");
+  }
+  if (left != 0) return fail(Code::corrupt, left, " blocks are damaged and could not be healed");
+  return 0;
+}
+
+}  // namespace
+
+void add_scrub_verb(support::Program& program) {
+  auto& verb = program.verb("scrub", "Reads all chunks of this node, verifies their checksums, heals from other copies.",
+                            {"fusionfs scrub", "fusionfs scrub --replicas 2"});
+  const auto replicas = std::make_shared<std::size_t>(1);
+  verb.options()
+      .add_option("--replicas", *replicas, "also copy files that are on fewer nodes to others (default 1: do not)")
+      ->check(CLI::Range(1, 8));
+  verb.action([&program, replicas]() -> Result<int> { return scrub(program.common(), *replicas); });
+}
+
+}  // namespace fusionfs

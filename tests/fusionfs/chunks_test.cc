@@ -1,0 +1,337 @@
+// Chunks: what is written is read, whatever else is done; damage is found, told, and healed from a copy; other nodes'
+// chunks through their servers.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+
+#include "fusionfs/core/procedures.h"
+#include "fusionfs/data/chunk_server.h"
+#include "fusionfs/data/stores.h"
+#include "fusionfs/fuse/file_system.h"
+#include "fusionfs/fuse/wait.h"
+#include "novoht/base/random.h"
+#include "tests/support/local_client.h"
+
+namespace fusionfs {
+namespace {
+
+using base::Code;
+
+class ChunksTest : public testing::Test {
+ protected:
+  ChunksTest() {
+    std::string folder = (std::filesystem::temp_directory_path() / "fusionfs_chunks.XXXXXX").string();
+    EXPECT_NE(::mkdtemp(folder.data()), nullptr);
+    folder_ = folder;
+    boots_.now = 1;
+  }
+  ~ChunksTest() override { std::filesystem::remove_all(folder_); }
+  std::unique_ptr<ChunkFile> open() {
+    auto opened = ChunkFile::open(folder_ + "/chunk", true, boots_);
+    EXPECT_TRUE(opened.has_value());
+    return std::move(*opened);
+  }
+  // As a disk that lies: past our checksums.
+  void flip(const std::string& path, std::uint64_t at) {
+    const int file = ::open(path.c_str(), O_RDWR);
+    ASSERT_GE(file, 0);
+    char byte = 0;
+    ASSERT_EQ(::pread(file, &byte, 1, static_cast<off_t>(at)), 1);
+    byte = static_cast<char>(byte ^ 0x10);
+    ASSERT_EQ(::pwrite(file, &byte, 1, static_cast<off_t>(at)), 1);
+    ::close(file);
+  }
+  static std::string read(ChunkFile& file, std::uint64_t at, std::size_t size) {
+    std::string bytes(size, 'x');
+    const auto done = file.read(at, bytes.data(), size);
+    return done ? bytes : "error: " + done.error().message;
+  }
+  std::string folder_;
+  Boots boots_;
+};
+
+TEST_F(ChunksTest, AnyMixOfChangesReadsAsAModelSaysAndEveryChecksumAgrees) {
+  constexpr std::size_t kSpan = 40'000;
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    base::Random random(seed);
+    const auto one = open(), other = open();  // as two mounts have it
+    ASSERT_TRUE(one->keep(0));
+    std::string model(kSpan, '\0');
+    for (int step = 0; step < 300; ++step) {
+      ChunkFile& file = random.chance(0.5) ? *one : *other;
+      const std::size_t at = random.below(kSpan), size = 1 + random.below(std::min<std::size_t>(kSpan - at, 9'000));
+      switch (random.below(5)) {
+        case 0:
+        case 1: {
+          std::string bytes(size, '\0');
+          for (char& each : bytes) each = static_cast<char>(random.below(256));
+          ASSERT_TRUE(file.write(at, bytes));
+          model.replace(at, size, bytes);
+          break;
+        }
+        case 2:
+          ASSERT_TRUE(file.punch(at, size));
+          std::fill_n(model.begin() + static_cast<std::ptrdiff_t>(at), size, '\0');
+          break;
+        case 3:
+          if (!random.chance(0.2)) break;
+          ASSERT_TRUE(file.keep(at));
+          std::fill(model.begin() + static_cast<std::ptrdiff_t>(at), model.end(), '\0');
+          break;
+        default:
+          ASSERT_TRUE(file.allocate(at, size));
+      }
+      ASSERT_EQ(read(random.chance(0.5) ? *one : *other, at, size), model.substr(at, size)) << "seed " << seed;
+    }
+    ASSERT_EQ(read(*one, 0, kSpan), model) << "seed " << seed;
+    const auto scrubbed = other->scrub();
+    ASSERT_TRUE(scrubbed.has_value());
+    EXPECT_TRUE(scrubbed->bad.empty()) << "seed " << seed;
+  }
+}
+
+TEST_F(ChunksTest, DamageIsFoundAndNamedAndNotWrittenOver) {
+  const auto file = open();
+  const std::string bytes(20'000, 'a');
+  ASSERT_TRUE(file->write(0, bytes));
+  flip(folder_ + "/chunk", 9'000);
+  std::string to(4096, ' ');
+  const auto failed = file->read(8'192, to.data(), to.size());
+  ASSERT_FALSE(failed);
+  EXPECT_EQ(failed.code(), Code::corrupt);
+  EXPECT_NE(failed.error().message.find("/chunk: block 2 at byte 8192"), std::string::npos) << failed.error().message;
+  EXPECT_EQ(read(*file, 0, 8'192), bytes.substr(0, 8'192)) << "its neighbours are well";
+  // A part of the block would make the rest look right: refused. All of it is fine.
+  EXPECT_EQ(file->write(8'200, "b").code(), Code::corrupt);
+  EXPECT_EQ(file->scrub()->bad, std::vector<std::uint32_t>{2});
+  EXPECT_TRUE(*file->heal(2, std::string(4096, 'a')));
+  EXPECT_EQ(read(*file, 0, bytes.size()), bytes);
+  EXPECT_FALSE(*file->heal(2, std::string(4096, 'z'))) << "it is well: nothing is done";
+  flip(folder_ + "/chunk", 9'000);
+  EXPECT_TRUE(file->write(8'192, std::string(4096, 'c')));
+  EXPECT_EQ(read(*file, 8'192, 4096), std::string(4096, 'c'));
+}
+
+TEST_F(ChunksTest, AfterALossOfPowerWhatDoesNotAgreeIsLetPassUnlessThatLifeEndedWell) {
+  ASSERT_TRUE(open()->write(0, std::string(4096, 'a')));
+  flip(folder_ + "/chunk", 100);
+  EXPECT_TRUE(read(*open(), 0, 4096).starts_with("error: "));
+  boots_.now = 2;
+  EXPECT_EQ(read(*open(), 0, 100), std::string(100, 'a'));
+  boots_.clean.insert(1);
+  EXPECT_TRUE(read(*open(), 0, 4096).starts_with("error: "));
+  boots_.clean.clear();
+  EXPECT_EQ(open()->scrub()->without_sum, 1u) << "it gets the checksum of what is there";
+}
+
+TEST_F(ChunksTest, ChunksOfBeforeThereWereChecksumsAreRead) {
+  {
+    const int file = ::open((folder_ + "/chunk").c_str(), O_RDWR | O_CREAT, 0600);
+    ASSERT_EQ(::pwrite(file, "old", 3, 5'000), 3);
+    ::close(file);
+  }
+  const auto file = open();
+  EXPECT_EQ(read(*file, 5'000, 4), std::string("old\0", 4));
+  ASSERT_TRUE(file->write(5'003, "er"));
+  EXPECT_EQ(read(*file, 5'000, 5), "older");
+  EXPECT_EQ(file->scrub()->bad.size(), 0u);
+}
+
+TEST_F(ChunksTest, FramesThatAreNoneEndTheConnection) {
+  const auto store = *ChunkStore::open(folder_ + "/chunks");
+  const auto server = *ChunkServer::start(*store, "127.0.0.1", 0, "secret");
+  const std::string address = "127.0.0.1:" + std::to_string(server->port());
+  const InodeId file = make_inode(HomeId{1}, 2);
+  ChunkRequest request;
+  request.operation = ChunkOperation::blocks;
+  request.inode = file;
+  EXPECT_EQ(ChunkPeer(store->identity(), address, "guess").ask(request).code(), Code::unavailable);
+  EXPECT_EQ(ChunkPeer(store->identity() + 1, address, "secret").ask(request).code(), Code::unavailable);
+  ChunkPeer peer(store->identity(), address, "secret");
+  EXPECT_TRUE(peer.ask(request).has_value());
+  request.operation = ChunkOperation::read;
+  request.second = kMostChunkBytes + 1;
+  EXPECT_EQ(peer.ask(request)->code, Code::invalid);
+  request.first = ~std::uint64_t{0} - 5;
+  EXPECT_EQ(peer.ask(request)->code, Code::invalid);
+  base::Random random(7);
+  for (int round = 0; round < 200; ++round) {
+    std::string bytes(random.below(60), '\0');
+    for (char& each : bytes) each = static_cast<char>(random.below(256));
+    static_cast<void>(decode_chunk_request(bytes));
+    static_cast<void>(decode_chunk_answer(bytes));
+    int ends[2];
+    ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+    ASSERT_EQ(::send(ends[0], bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
+    ::close(ends[0]);
+    EXPECT_FALSE(receive_frame(ends[1], std::chrono::milliseconds(1000)));
+    ::close(ends[1]);
+  }
+  request.first = request.second = 0;
+  EXPECT_TRUE(peer.ask(request).has_value()) << "the server goes on";
+}
+
+// Two nodes: two chunk stores, a mount at each, one store of names.
+class NodesTest : public ChunksTest {
+ protected:
+  NodesTest() {
+    add_procedures(procedures_);
+    zht::add_general_procedures(procedures_);
+    store_ = std::make_unique<testing_support::LocalStore>(procedures_);
+    for (Node& node : nodes_) start(node, 2);
+  }
+  ~NodesTest() override {
+    for (Node& node : nodes_) stop(node);
+  }
+  struct Node {
+    std::unique_ptr<ChunkStore> chunks;
+    std::unique_ptr<zht::Client> client;
+    std::unique_ptr<ChunkServer> server;
+    std::unique_ptr<FileSystem> files;
+  };
+  void start(Node& node, unsigned copies) {
+    if (!node.chunks) node.chunks = *ChunkStore::open(folder_ + "/" + std::to_string(&node - nodes_));
+    node.client = store_->client();
+    node.server = *ChunkServer::start(*node.chunks, "127.0.0.1", 0, *Stores(*node.client, *node.chunks).secret());
+    FileSystemOptions options;
+    options.attribute_timeout = std::chrono::milliseconds(0);
+    options.leases = false;
+    options.copies = copies;
+    options.serves_at = "127.0.0.1:" + std::to_string(node.server->port());
+    options.warn = [this](const std::string& text) {
+      const std::lock_guard lock(mutex_);
+      warnings_ += text + "\n";
+    };
+    node.files = std::make_unique<FileSystem>(*node.client, store_->clock(), *node.chunks, options);
+    EXPECT_EQ(wait(node.files->start(0755, 0, 0)), 0);
+    EXPECT_TRUE(node.files->stores().refresh());
+    for (Node& each : nodes_) {
+      if (each.files) {
+        EXPECT_TRUE(each.files->stores().refresh());
+      }
+    }
+  }
+  static void stop(Node& node) {
+    if (node.files) {
+      EXPECT_EQ(node.files->stop(), 0);
+    }
+    node.files.reset();
+    node.server.reset();
+  }
+  InodeId make(Node& node, const std::string& name, const std::string& bytes) {
+    const Opened opened = wait(node.files->create(kRootInode, name, 0644, 0, 0, O_RDWR));
+    EXPECT_EQ(opened.error, 0);
+    EXPECT_EQ(node.files->write(opened.inode.id, 0, bytes), 0);
+    EXPECT_EQ(wait(node.files->sync(opened.inode.id)), 0);
+    EXPECT_EQ(wait(node.files->release(opened.inode.id)), 0);
+    return opened.inode.id;
+  }
+  std::string fetch(Node& node, const std::string& name) {
+    const Looked looked = wait(node.files->lookup(kRootInode, name));
+    if (looked.error != 0) return "error " + std::to_string(looked.error);
+    EXPECT_EQ(wait(node.files->open(looked.inode.id, O_RDONLY)).error, 0);
+    std::string bytes(looked.inode.size, 'x');
+    std::size_t got = 0;
+    const int error = node.files->read(looked.inode.id, 0, bytes.data(), bytes.size(), got);
+    EXPECT_EQ(wait(node.files->release(looked.inode.id)), 0);
+    node.files->forget(looked.inode.id, 1);
+    return error != 0 ? "error " + std::to_string(error) : bytes.substr(0, got);
+  }
+  Inode record(InodeId id) {
+    Reply reply = wait(nodes_[0].files->metadata().getattr(id));
+    EXPECT_EQ(reply.error, 0);
+    return *reply.inode;
+  }
+  std::string warnings() {
+    const std::lock_guard lock(mutex_);
+    return warnings_;
+  }
+  zht::Procedures procedures_;
+  std::unique_ptr<testing_support::LocalStore> store_;
+  Node nodes_[2];
+  std::mutex mutex_;
+  std::string warnings_;
+};
+
+std::string long_text(std::size_t size) {
+  std::string bytes(size, '\0');
+  for (std::size_t i = 0; i < size; ++i) bytes[i] = static_cast<char>('a' + i * 7 % 26);
+  return bytes;
+}
+
+TEST_F(NodesTest, WhatOneNodeWritesAnotherReadsAndChanges) {
+  stop(nodes_[0]);
+  start(nodes_[0], 1);  // one copy
+  const std::string text = long_text(3'000'000);
+  const InodeId id = make(nodes_[0], "f", text);
+  EXPECT_EQ(record(id).stores(), std::vector<std::uint64_t>{nodes_[0].chunks->identity()});
+  EXPECT_TRUE(fetch(nodes_[1], "f") == text);
+  wait(nodes_[1].files->lookup(kRootInode, "f"));
+  EXPECT_EQ(wait(nodes_[1].files->open(id, O_RDWR)).error, 0);
+  EXPECT_EQ(nodes_[1].files->write(id, 2'999'999, "the end"), 0);
+  EXPECT_EQ(wait(nodes_[1].files->sync(id)), 0);
+  SetRequest cut;
+  cut.inode = id;
+  cut.fields_set = SetRequest::kSize;
+  cut.size = 3'000'003;
+  EXPECT_EQ(wait(nodes_[1].files->setattr(cut)).error, 0);
+  std::uint64_t found = 0;
+  EXPECT_EQ(nodes_[1].files->seek(id, 0, false, found), 0);
+  EXPECT_EQ(found, 3'000'003u);
+  EXPECT_EQ(wait(nodes_[1].files->release(id)), 0);
+  EXPECT_EQ(fetch(nodes_[0], "f"), text.substr(0, 2'999'999) + "the ");
+  EXPECT_TRUE(nodes_[1].chunks->list()->empty());
+  EXPECT_EQ(wait(nodes_[1].files->unlink(kRootInode, "f")), 0);
+  for (int i = 0; i < 2000 && !nodes_[0].chunks->list()->empty(); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  EXPECT_TRUE(nodes_[0].chunks->list()->empty()) << "the space is given back where it was taken";
+}
+
+TEST_F(NodesTest, WithTwoCopiesOneNodeMayGoAndWhatMissedAChangeIsNoCopyAnyMore) {
+  const std::string text = long_text(200'000);
+  const InodeId id = make(nodes_[0], "f", text);
+  ASSERT_EQ(record(id).stores().size(), 2u);
+  nodes_[0].server.reset();  // as if the node had died
+  EXPECT_TRUE(fetch(nodes_[1], "f") == text);
+  wait(nodes_[1].files->lookup(kRootInode, "f"));
+  EXPECT_EQ(wait(nodes_[1].files->open(id, O_RDWR)).error, 0);
+  EXPECT_EQ(nodes_[1].files->write(id, 0, "changed"), 0);
+  EXPECT_EQ(wait(nodes_[1].files->sync(id)), 0);
+  EXPECT_EQ(wait(nodes_[1].files->release(id)), 0);
+  EXPECT_EQ(record(id).stores(), std::vector<std::uint64_t>{nodes_[1].chunks->identity()});
+  EXPECT_NE(warnings().find("missed a change"), std::string::npos) << warnings();
+  // It comes back, and reads what was written meanwhile, not what it has.
+  stop(nodes_[0]);
+  start(nodes_[0], 2);
+  EXPECT_TRUE(fetch(nodes_[0], "f") == "changed" + text.substr(7));
+}
+
+TEST_F(NodesTest, DamageIsReadFromTheOtherCopyAndWithoutOneIsAnErrorThatNamesTheChunk) {
+  const std::string text = long_text(100'000);
+  const InodeId id = make(nodes_[0], "f", text);
+  flip(nodes_[0].chunks->path_of(id, 0), 50'000);
+  EXPECT_TRUE(fetch(nodes_[0], "f") == text);
+  flip(nodes_[1].chunks->path_of(id, 0), 50'000);
+  EXPECT_EQ(fetch(nodes_[0], "f"), "error " + std::to_string(EIO));
+  EXPECT_NE(warnings().find(nodes_[0].chunks->path_of(id, 0) + ": block 12"), std::string::npos) << warnings();
+}
+
+TEST_F(NodesTest, ANodeThatIsGoneAnswersWithAnErrorAndSoon) {
+  stop(nodes_[0]);
+  start(nodes_[0], 1);
+  make(nodes_[0], "f", long_text(10'000));
+  nodes_[0].server.reset();
+  EXPECT_EQ(fetch(nodes_[1], "f"), "error " + std::to_string(EIO));
+  stop(nodes_[0]);
+  start(nodes_[0], 1);
+  EXPECT_EQ(fetch(nodes_[1], "f"), long_text(10'000)) << "and is there again when it is back";
+}
+
+}  // namespace
+}  // namespace fusionfs

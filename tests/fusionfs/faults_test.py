@@ -1,0 +1,373 @@
+#!/usr/bin/env python3
+"""What goes wrong around a mount: full disks, damage, killed nodes and mounts, a store that does not answer."""
+import errno
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+import unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "e2e"))
+import harness  # noqa: E402
+from harness import Sandbox  # noqa: E402
+
+
+def pid_of_mount(box, point):
+    pids = [pid for pid, command in box.processes().items() if command.split()[0].endswith("fusionfs") and point in command.split()]
+    assert len(pids) == 1, box.processes()
+    return pids[0]
+
+
+def log_of(box):
+    with open(os.path.join(box.data, "fusionfs.log"), encoding="utf-8", errors="replace") as file:
+        return file.read()
+
+
+def access_list(*entries):
+    """As setxattr(2) takes it: version 2, then tag, permissions and id of each entry."""
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", tag, bits, 0xffffffff if who is None else who)
+                                           for tag, bits, who in entries)
+
+
+def write(path, size, byte=b"x", sync=False):
+    with open(path, "wb") as file:
+        file.write(byte * size)
+        file.flush()
+        if sync:
+            os.fsync(file.fileno())
+
+
+class Faults(unittest.TestCase):
+    def setUp(self):
+        self.box = Sandbox()
+        self.addCleanup(self.box.clean_up)
+
+    def small_disk(self, path, size):
+        """A file system of its own at `path`, to be filled."""
+        if os.geteuid() != 0:
+            self.skipTest("mounting a small disk needs root")
+        os.makedirs(path, exist_ok=True)
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", path], capture_output=True, check=False)
+        if done.returncode != 0:
+            self.skipTest(f"no tmpfs can be mounted here: {done.stderr.decode().strip()}")
+        self.addCleanup(lambda: subprocess.run(["umount", "-l", path], capture_output=True, check=False))
+
+    def test_a_full_chunk_disk_is_told_and_recovers(self):
+        os.makedirs(self.box.data, mode=0o700)
+        self.small_disk(os.path.join(self.box.data, "chunks"), "8m")
+        mount = self.box.mount()
+        write(os.path.join(mount, "kept"), 3_000_000, b"k", sync=True)
+        with self.assertRaises(OSError) as failed:
+            write(os.path.join(mount, "much"), 20_000_000, sync=True)
+        self.assertEqual(failed.exception.errno, errno.ENOSPC)
+        with open(os.path.join(mount, "kept"), "rb") as file:
+            self.assertEqual(file.read(), b"k" * 3_000_000)
+        write(os.path.join(mount, "small"), 100)  # inline: in the store, which has room
+        os.unlink(os.path.join(mount, "much"))
+        harness.wait_for(lambda: os.statvfs(mount).f_bavail * os.statvfs(mount).f_bsize > 4_000_000, "the space to come back")
+        write(os.path.join(mount, "again"), 3_000_000, b"a", sync=True)
+        with open(os.path.join(mount, "again"), "rb") as file:
+            self.assertEqual(file.read(), b"a" * 3_000_000)
+        self.box.umount(mount)
+        self.assertIn("clean", self.box.out("fusionfs", "fsck"))
+        self.assertIn("clean", self.box.out("fusionfs", "scrub"))
+
+    def test_a_full_store_is_told_and_nothing_synced_is_lost(self):
+        self.small_disk(self.box.data, "96m")
+        os.chmod(self.box.data, 0o700)
+        mount = self.box.mount()
+        made, error = 0, 0
+        for made in range(100_000):
+            try:
+                write(os.path.join(mount, f"f{made}"), 4000, b"%d" % (made % 10))
+            except OSError as failed:
+                error = failed.errno
+                break
+        self.assertIn(error, (errno.ENOSPC, errno.EIO), f"after {made} files")
+        self.assertGreater(made, 100)
+        for number in range(0, made, max(1, made // 50)):
+            with open(os.path.join(mount, f"f{number}"), "rb") as file:
+                self.assertEqual(file.read(), b"%d" % (number % 10) * 4000)
+        self.assertTrue(os.listdir(mount))
+        self.assertEqual(subprocess.run(["fusionfs", "umount", mount], env=self.box.environment, timeout=120,
+                                        capture_output=True, check=False).returncode, 0)
+
+    def test_damage_on_the_disk_is_an_error_that_names_the_chunk(self):
+        mount = self.box.mount()
+        path = os.path.join(mount, "file")
+        write(path, 100_000, sync=True)
+        chunk = self.box.json("fusionfs", "locate", path, "--json")["chunks"][0]["path"]
+        self.box.umount(mount)
+        with open(chunk, "r+b") as file:
+            file.seek(50_000)
+            file.write(b"y")
+        self.assertIn("block 12", self.box.run("fusionfs", "scrub", expect=7)[0])
+        mount = self.box.mount()
+        with open(path, "rb") as file:
+            self.assertEqual(file.read(40_000), b"x" * 40_000)
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        with self.assertRaises(OSError) as failed:
+            os.pread(file, 4096, 49_152)
+        os.close(file)
+        self.assertEqual(failed.exception.errno, errno.EIO)
+        self.assertIn(chunk + ": block 12 at byte 49152", log_of(self.box))
+        write(path, 100_000, b"z")  # written anew
+        with open(path, "rb") as file:
+            self.assertEqual(file.read(), b"z" * 100_000)
+        self.box.umount(mount)
+        self.assertIn("clean", self.box.out("fusionfs", "scrub"))
+
+    def test_a_mount_killed_with_dirty_files_loses_nothing_synced(self):
+        mount = self.box.mount()
+        for number in range(20):
+            write(os.path.join(mount, f"synced{number}"), 10_000 * number, b"s", sync=True)
+        writer = self.box.start(sys.executable, "-c", """
+import os, sys
+number = 0
+while True:
+    file = os.open(f"{sys.argv[1]}/dirty{number % 7}", os.O_RDWR | os.O_CREAT)
+    os.pwrite(file, b"d" * 7777, number % 50 * 7000)
+    if number % 3 == 0:
+        os.close(file)
+    number += 1
+    if number == 30:
+        print("going", flush=True)
+""", mount, stderr=subprocess.DEVNULL)
+        self.addCleanup(writer.kill)
+        writer.stdout.readline()
+        pid = pid_of_mount(self.box, mount)
+        os.kill(pid, signal.SIGKILL)
+        writer.wait(60)  # its next call fails
+        self.assertNotEqual(writer.returncode, 0)
+        harness.wait_for(lambda: not harness.alive(pid), "the end of the mount")
+        mount = self.box.mount()  # takes the dead one away
+        for number in range(20):
+            with open(os.path.join(mount, f"synced{number}"), "rb") as file:
+                self.assertEqual(file.read(), b"s" * 10_000 * number)
+        for name in os.listdir(mount):
+            if name.startswith("dirty"):
+                with open(os.path.join(mount, name), "r+b") as file:
+                    self.assertEqual(set(file.read()) - set(b"d\0"), set())
+                    file.write(b"e")
+        self.box.umount(mount)
+        self.assertIn("clean", self.box.out("fusionfs", "fsck", "--repair"))
+        self.assertIn("clean", self.box.out("fusionfs", "scrub"))
+
+    def test_sigterm_unmounts_cleanly(self):
+        mount = self.box.mount()
+        file = os.open(os.path.join(mount, "open"), os.O_RDWR | os.O_CREAT)
+        os.write(file, b"o" * 50_000)
+        pid = pid_of_mount(self.box, mount)
+        os.kill(pid, signal.SIGTERM)
+        harness.wait_for(lambda: not harness.alive(pid), "the end of the mount")
+        try:
+            os.close(file)
+        except OSError:
+            pass
+        self.assertFalse(self.box.mounted(mount))
+        mount = self.box.mount()
+        self.assertEqual(os.path.getsize(os.path.join(mount, "open")), 50_000)
+        self.box.umount(mount)
+
+    def test_a_store_killed_under_a_running_mount_is_started_again(self):
+        mount = self.box.mount()
+        for round_ in range(5):
+            write(os.path.join(mount, f"a{round_}"), 20_000, sync=True)
+            self.box.kill_node()
+            os.mkdir(os.path.join(mount, f"d{round_}"))
+            self.assertEqual(os.path.getsize(os.path.join(mount, f"a{round_}")), 20_000)
+        self.assertEqual(len(os.listdir(mount)), 10)
+        self.box.umount(mount)
+        self.assertIn("clean", self.box.out("fusionfs", "fsck"))
+
+    def test_a_store_that_does_not_answer_blocks_up_to_a_time_out_and_the_mount_always_unmounts(self):
+        point = self.box.path("mnt")
+        os.mkdir(point)
+        self.box.mounts.append(point)
+        self.box.run("fusionfs", "mount", "--timeout", "3s", point)
+        write(os.path.join(point, "a"), 10_000)
+        node = self.box.node_pid()
+        os.kill(node, signal.SIGSTOP)
+        self.addCleanup(lambda: harness.alive(node) and os.kill(node, signal.SIGCONT))
+        started = time.monotonic()
+        with self.assertRaises(OSError) as failed:
+            os.mkdir(os.path.join(point, "d"))
+        self.assertEqual(failed.exception.errno, errno.EIO)
+        self.assertGreater(time.monotonic() - started, 1)
+        with self.assertRaises(OSError):
+            os.stat(os.path.join(point, "never seen"))
+        self.box.run("fusionfs", "umount", point, expect=None, timeout=150)
+        harness.wait_for(lambda: not self.box.mounted(point), "the unmount")
+        os.kill(node, signal.SIGCONT)
+        mount = self.box.mount()
+        self.assertEqual(os.path.getsize(os.path.join(mount, "a")), 10_000)
+        self.box.umount(mount)
+
+    def test_read_only_mounts_refuse_changes(self):
+        mount = self.box.mount()
+        write(os.path.join(mount, "a"), 10_000)
+        self.box.umount(mount)
+        mount = self.box.mount("mnt", "-o", "ro")
+        for attempt in (lambda: write(os.path.join(mount, "b"), 1), lambda: os.unlink(os.path.join(mount, "a")),
+                        lambda: os.mkdir(os.path.join(mount, "d")), lambda: os.truncate(os.path.join(mount, "a"), 0)):
+            with self.assertRaises(OSError) as failed:
+                attempt()
+            self.assertEqual(failed.exception.errno, errno.EROFS)
+        self.assertEqual(os.path.getsize(os.path.join(mount, "a")), 10_000)
+        self.box.umount(mount)
+
+    def test_two_nodes_two_copies(self):
+        """Two mounts with chunk folders of their own, one store: what is written on one is read on the other; kill -9 of
+        one loses nothing that was synced; scrub heals, and makes copies anew."""
+        port = harness.free_port()
+        node = self.box.start("zht", "serve", "--listen", f"127.0.0.1:{port}", stderr=subprocess.DEVNULL)
+        self.addCleanup(node.kill)
+        cluster = f"127.0.0.1:{port}"
+        harness.wait_for(lambda: self.box.run("zht", "members", "--cluster", cluster, expect=None) and self.box.status == 0,
+                         "the node")
+        points, folders = [], []
+        for name in ("one", "two"):
+            point, folder = self.box.path(name), self.box.path("data-" + name)
+            os.mkdir(point)
+            self.box.mounts.append(point)
+            self.box.run("fusionfs", "mount", "--cluster", cluster, "--data", folder, "-o", "replicas=2", point)
+            points.append(point)
+            folders.append(folder)
+        one, two = points
+        place = ("--cluster", cluster, "--data", folders[0])
+        write(os.path.join(one, "alone"), 2_000_000, b"1", sync=True)  # before it knew of the other
+        harness.wait_for(lambda: write(os.path.join(one, "probe"), 10_000) or
+                         os.getxattr(os.path.join(one, "probe"), "fusionfs.copies") != b"none", "the other node to be known")
+        write(os.path.join(one, "both"), 2_000_000, b"2", sync=True)
+        for name, byte in (("alone", b"1"), ("both", b"2")):
+            with open(os.path.join(two, name), "rb") as file:
+                self.assertEqual(file.read(), byte * 2_000_000)
+        chunk = self.box.json("fusionfs", "locate", os.path.join(one, "both"), *place, "--json")["chunks"][0]["path"]
+        with open(chunk, "r+b") as file:
+            file.seek(777_777)
+            file.write(b"!")
+        healed = self.box.json("fusionfs", "scrub", *place, "--json")
+        self.assertEqual((healed["damaged_count"], healed["healed_count"]), (1, 1))
+        made = self.box.json("fusionfs", "scrub", "--replicas", "2", *place, "--json")
+        self.assertEqual(made["copies_lacking_count"], 0)
+        harness.wait_for(lambda: os.getxattr(os.path.join(two, "alone"), "fusionfs.copies") != b"none", "a copy to be seen")
+        os.kill(pid_of_mount(self.box, one), signal.SIGKILL)
+        for name, byte in (("alone", b"1"), ("both", b"2")):
+            with open(os.path.join(two, name), "rb") as file:
+                self.assertEqual(file.read(), byte * 2_000_000)
+        with open(os.path.join(two, "both"), "r+b") as file:
+            file.write(b"3" * 1000)
+            os.fsync(file.fileno())
+        with open(os.path.join(two, "both"), "rb") as file:
+            self.assertEqual(file.read(), b"3" * 1000 + b"2" * 1_999_000)
+        self.box.umount(two)
+        self.assertIn("clean", self.box.out("fusionfs", "fsck", "--cluster", cluster, "--data", folders[1]))
+
+    def test_sparse_calls_answer_as_a_local_file_system(self):
+        mount = self.box.mount()
+        local = self.box.path("local")
+        os.mkdir(local)
+        answers = []
+        for place in (local, mount):
+            said = []
+            path = os.path.join(place, "f")
+            file = os.open(path, os.O_RDWR | os.O_CREAT)
+            os.pwrite(file, b"a" * 300_000, 0)
+            os.pwrite(file, b"b" * 10, 2_000_000)
+            for arguments in (("-p", "-o", "65536", "-l", "65536"), ("-n", "-o", "0", "-l", "5000000"), ("-z", "-o", "5000", "-l", "3000"),
+                              ("-o", "0", "-l", "2500000")):
+                done = subprocess.run(["fallocate", *arguments, path], capture_output=True, check=False)
+                said.append((arguments, done.returncode, os.fstat(file).st_size))
+            os.fsync(file)
+            for where in (0, 65_536, 70_000, 131_072, 1_000_000, 2_100_000):
+                for whence in (os.SEEK_DATA, os.SEEK_HOLE):
+                    try:
+                        found = os.lseek(file, where, whence)
+                        # Where holes end is the disk's affair; that data is found is not.
+                        said.append((where, whence, found if found % 4096 == 0 else "inside"))
+                    except OSError as failed:
+                        said.append((where, whence, failed.errno))
+            other = os.open(os.path.join(place, "g"), os.O_RDWR | os.O_CREAT)
+            said.append(os.copy_file_range(file, other, 400_000, 10_000, 70_000))
+            said.append(os.fstat(other).st_size)
+            said.append(hash(os.pread(other, 600_000, 0)))
+            said.append(hash(os.pread(file, 3_000_000, 0)))
+            for attempt in (lambda f=file: os.lseek(f, 10_000_000, os.SEEK_DATA), lambda f=file: os.ftruncate(f, -1),
+                            lambda f=file: os.posix_fallocate(f, 0, 0), lambda f=file: os.pwrite(f, b"x", -1)):
+                try:
+                    attempt()
+                    said.append("fine")
+                except OSError as failed:
+                    said.append(failed.errno)
+            os.close(file)
+            os.close(other)
+            answers.append(said)
+        self.assertEqual([one for one in zip(*answers) if one[0] != one[1]], [])
+        self.box.umount(mount)
+
+    def test_default_access_lists_are_handed_down(self):
+        mount = self.box.mount("mnt", "-o", "acl")
+        local = self.box.path("local")
+        os.mkdir(local)
+        default = access_list((0x01, 7, None), (0x02, 7, 1), (0x04, 5, None), (0x08, 5, 2), (0x10, 7, None), (0x20, 4, None))
+        plain = access_list((0x01, 7, None), (0x04, 5, None), (0x20, 1, None))
+        try:
+            os.setxattr(local, "system.posix_acl_default", default)
+        except OSError:
+            self.skipTest("the local file system has no access lists to compare with")
+        os.removexattr(local, "system.posix_acl_default")
+        answers = []
+        for place in (local, mount):
+            said = []
+            for top, given in (("top", default), ("small", plain), ("bare", None)):
+                os.mkdir(os.path.join(place, top), 0o770)
+                if given:
+                    os.setxattr(os.path.join(place, top), "system.posix_acl_default", given)
+                old = os.umask(0o027)
+                try:
+                    for name in ("d", "d/e"):
+                        os.mkdir(os.path.join(place, top, name), 0o775)
+                    write(os.path.join(place, top, "d/f"), 1)
+                    os.close(os.open(os.path.join(place, top, "x"), os.O_CREAT | os.O_WRONLY, 0o751))
+                    os.mkfifo(os.path.join(place, top, "pipe"))
+                    os.symlink("x", os.path.join(place, top, "link"))
+                finally:
+                    os.umask(old)
+                for name in ("", "d", "d/e", "d/f", "x", "pipe"):
+                    path = os.path.join(place, top, name)
+                    said.append((top, name, oct(os.lstat(path).st_mode)))
+                    for kind in ("access", "default"):
+                        try:
+                            said.append((kind, os.getxattr(path, "system.posix_acl_" + kind)))
+                        except OSError as error:
+                            said.append((kind, error.errno))
+            answers.append(said)
+        self.assertEqual([one for one in zip(*answers) if one[0] != one[1]], [])
+        self.box.umount(mount)
+
+    def test_relatime_and_provenance(self):
+        mount = self.box.mount("mnt", "-o", "relatime,provenance")
+        path = os.path.join(mount, "f")
+        write(path, 10_000)
+        os.utime(path, (1_000_000_000, 1_000_000_001))
+        with open(path, "rb") as file:
+            file.read()
+        harness.wait_for(lambda: os.stat(path).st_atime > 1_500_000_000, "an access time")
+        status = os.stat(path)
+        self.assertEqual(status.st_mtime, 1_000_000_001)
+        with open(path, "rb") as file:
+            file.read()
+        time.sleep(1.1)  # past what the kernel believes
+        self.assertEqual(os.stat(path).st_atime, status.st_atime, "already after the last change")
+        uses = self.box.json("fusionfs", "provenance", path, "--json")
+        self.assertEqual([each["use"] for each in uses], ["write", "read", "read"])
+        self.assertTrue(all(each["process"] == os.getpid() for each in uses))
+        self.assertIn("faults_test", uses[0]["command"])
+        self.box.umount(mount)
+
+
+if __name__ == "__main__":
+    harness.main("fusionfs", "zht", fuse=True)
