@@ -147,6 +147,25 @@ class Play:
         self.cluster.heal()
         self.serves("healed")
 
+    def deaf(self):
+        """It is heard, and hears nobody: it must not have views changed that it would not learn of."""
+        node = self.some()
+        for other in self.cluster.nodes:
+            if other is not node:
+                self.cluster.network.cut(other.place, node.place)
+        self.serves(f"{node.name} is heard by the others and hears none of them")
+        self.cluster.heal()
+        self.serves("healed")
+
+    def muddle(self):
+        node = self.some()
+        for other in self.cluster.nodes:
+            if other is not node:
+                self.cluster.network.cut(*self.random.choice([(node.place, other.place), (other.place, node.place)]))
+        self.serves(f"{node.name} and each other hear in one direction only")
+        self.cluster.heal()
+        self.serves("healed")
+
     def client_cut(self):
         """Clients that cannot reach a primary which is well: their word alone must not depose it, and they go on when healed."""
         node, client = self.some(), self.random.choice(self.clients)
@@ -267,7 +286,7 @@ class Faults(unittest.TestCase):
         self.assertNotIn(token + "-", subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout)
 
     def test_faults_one_after_another(self):
-        faults = ["kill", "pause", "cut_off", "one_way", "client_cut", "full", "storm", "join_and_leave"]
+        faults = ["kill", "pause", "cut_off", "one_way", "deaf", "muddle", "client_cut", "full", "storm", "join_and_leave"]
         if rounds(0, 1):
             faults = [fault for n in range(6) for fault in
                       random.Random(SEED + n).sample(faults + ["split", "rolling", "kill", "pause", "one_way"], 13)]

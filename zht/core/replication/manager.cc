@@ -42,15 +42,45 @@ void Manager::broadcast(PartitionId partition) {
 void Manager::wish(const Wish& wish) {
   Tries& tries = tries_[static_cast<std::uint32_t>(wish.partition)];
   if (tries.base != wish.change.base) tries = {wish.change.base, 0};
+  const NodeId keeper = options_.keepers[tries.count++ % options_.keepers.size()];
+  if (keeper == options_.self || now_ - doors_[keeper].heard < options_.fresh) tell(keeper, wish);
+  else knock(keeper, wish);
+}
+
+void Manager::tell(NodeId keeper, const Wish& wish) {
   KeeperMessage message;
   message.kind = KeeperMessage::Kind::change;
   message.partition = wish.partition;
   message.change = wish.change;
-  message_to(options_.keepers[tries.count++ % options_.keepers.size()]).keeper.push_back(std::move(message));
+  message_to(keeper).keeper.push_back(std::move(message));
+}
+
+// Who is heard but hears nobody must not have views changed: he would not learn of them. A primary that no answer reaches would drop
+// all its members one after another and be the only one left, deaf. So a wish is told to a keeper that answers.
+void Manager::knock(NodeId keeper, const Wish& wish) {
+  Door& door = doors_[keeper];
+  const bool knocks = !door.wishes.empty() && now_ - door.knocked < options_.fresh / 4;
+  if (!knocks) door.wishes.clear();  // said again by who still has them
+  door.wishes[wish.partition] = wish;
+  if (knocks) return;
+  door.knocked = now_;
+  KeeperMessage message;  // what it knows of the partition: certainly newer than nothing
+  message.kind = KeeperMessage::Kind::ask;
+  message.partition = wish.partition;
+  message_to(keeper).keeper.push_back(std::move(message));
+}
+
+void Manager::answered(NodeId keeper, base::Time now) {
+  Door& door = doors_[keeper];
+  door.heard = now;
+  for (const auto& [partition, wish] : std::exchange(door.wishes, {}))
+    if (wish.change.base == view(partition).epoch && now - door.knocked < options_.fresh) tell(keeper, wish);
 }
 
 void Manager::on_message(const ManagerMessage& message, base::Time now) {
+  now_ = std::max(now_, now);
   for (const ViewNews& one : message.views) adopt(one.partition, one.view);
+  if (std::find(options_.keepers.begin(), options_.keepers.end(), message.from) != options_.keepers.end()) answered(message.from, now);
   for (const KeeperMessage& one : message.keeper) {
     const auto number = static_cast<std::uint32_t>(one.partition);
     if (number >= views_.size()) continue;
@@ -91,6 +121,7 @@ void Manager::compare(const ManagerMessage& message) {
 }
 
 void Manager::tick(base::Time now) {
+  now_ = std::max(now_, now);
   if (now >= next_gossip_) {
     next_gossip_ = now + options_.gossip;
     gossip(now);

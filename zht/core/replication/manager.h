@@ -39,6 +39,9 @@ struct ManagerOptions {
   NodeId self{0};
   std::vector<NodeId> keepers;
   base::Duration gossip = std::chrono::milliseconds(200);
+  // A keeper is told a wish when it was heard within this time, and else when it has answered a knock. Less than the silence
+  // after which a primary drops a member.
+  base::Duration fresh = std::chrono::milliseconds(100);
   base::Duration dead = std::chrono::seconds(2);  // without news of a node for this long it is no place for a copy
   base::Duration balance = std::chrono::seconds(1);
   BalanceOptions balancing;
@@ -81,6 +84,9 @@ class Manager {
     base::Time heard{};
   };
   ManagerMessage& message_to(NodeId node);
+  void tell(NodeId keeper, const Wish& wish);
+  void knock(NodeId keeper, const Wish& wish);
+  void answered(NodeId keeper, base::Time now);
   void compare(const ManagerMessage& message);
   void gossip(base::Time now);
   void plan(base::Time now);
@@ -99,7 +105,13 @@ class Manager {
     std::size_t count = 0;
   };
   std::unordered_map<std::uint32_t, Tries> tries_;  // of wishes that are not granted yet, by partition
-  base::Time next_gossip_{}, next_plan_{};
+  // Keepers: when they were heard themselves, and what they will be told when they answer.
+  struct Door {
+    base::Time heard{}, knocked{};
+    std::map<PartitionId, Wish> wishes;
+  };
+  std::map<NodeId, Door> doors_;
+  base::Time now_{}, next_gossip_{}, next_plan_{};
 };
 
 }  // namespace zht::replication
