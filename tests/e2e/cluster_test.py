@@ -3,6 +3,7 @@
 
 Histories are checked as history_test.py does it: every operation can be given one moment at which it took effect.
 """
+import fnmatch
 import os
 import random
 import signal
@@ -12,6 +13,7 @@ import unittest
 import harness
 from harness import Pipe, Sandbox, free_port, go_program, rounds, wait_for
 from history_test import FOREVER, Client, linearizable, porcupine
+from readme_test import commands
 
 CLIENTS = 6
 ROUNDS = rounds(4, 40)
@@ -107,7 +109,7 @@ class ClusterTest(unittest.TestCase):
             problem[0] is self for kind in ("failures", "errors") for problem in getattr(getattr(self._outcome, "result", None), kind, []))
         if failed:
             for node in self.cluster.nodes if self.cluster else []:
-                print(f"--- {node.log.name}", subprocess.run(["tail", "-n", "30", node.log.name], capture_output=True, check=False).stdout.decode())
+                print(f"--- {node.log.name}", subprocess.run(["tail", "-n", "12", node.log.name], capture_output=True, check=False).stdout.decode())
         if self.cluster:
             self.cluster.end()
         self.box.__exit__(None, None, None)
@@ -221,16 +223,51 @@ class ClusterTest(unittest.TestCase):
         wait_for(even, "as many partitions on each node", SLOW)
         self.assertEqual([one["node"] for one in cluster.status()["nodes"]], [1, 2, 3, 4])
         table = self.box.json("zht", "members", "--json")
-        first = table["instances"][0]["id"]
-        self.box.run("zht", "migrate", "5", "--to", str(first))
+        self.box.run("zht", "migrate", "5", "--to", str(table["instances"][0]["id"]))
+        # The first node kept the table alone; now there are three who do, and any one of them may die.
+        wait_for(lambda: cluster.status()["keepers"] == 3, "three keepers", SLOW)
+        pipe.close()
+        cluster.use()
+        pipe = Pipe(self.box)  # that knows all of them
+        cluster.nodes[0].kill()
+        for n in range(100):
+            self.assertEqual(pipe.ask(op="append", key=f"k{n}", value="+", timeout_ms=SLOW * 1000)["status"], "ok")
+        cluster.nodes[0].start()
+        cluster.wait_until_safe()
         self.box.run("zht", "leave", "--cluster", cluster.nodes[3].address)
         cluster.nodes[3].process.wait(SLOW)
         cluster.nodes.pop()
         cluster.use()
         cluster.wait_until_safe()
         for n in range(100):
-            self.assertEqual(pipe.ask(op="lookup", key=f"k{n}")["value"], str(n))
+            self.assertEqual(pipe.ask(op="lookup", key=f"k{n}")["value"], f"{n}+")
         pipe.close()
+
+    def test_an_operation_is_one_request_and_one_reply(self):
+        self.cluster = cluster = Cluster(self.box, 3)
+        bench = ("zht", "bench", "--operation", "mix", "--connections", "2", "--count", "4000", "--keys", "500", "--json")
+        wait_for(lambda: self.box.json(*bench)["redirects"] == 0, "a settled cluster", SLOW)  # the balancer may still be at it
+        settled = self.box.json(*bench)
+        self.assertEqual((settled["requests"], settled["replies"], settled["redirects"]), (4000, 4000, 0))
+        # A client with an old table: after its partition has moved it is told once where to.
+        pipe = Pipe(self.box)
+        pipe.ask(op="insert", key="k", value="1")
+        before = cluster.status()["table_version"]
+        instances = [one["id"] for one in self.box.json("zht", "members", "--json")["instances"]]
+        redirects = lambda: sum(one["redirects"] for node in cluster.nodes  # noqa: E731
+                                for one in self.box.json("zht", "status", "--json", "--cluster", node.address)["instances"])
+        for to in instances[:2]:  # one of the two is not where they are
+            self.box.run("zht", "migrate", *map(str, range(64)), "--to", str(to))
+            told = redirects()
+            self.assertEqual(pipe.ask(op="append", key="k", value="2")["status"], "ok")
+            self.assertLessEqual(redirects() - told, 1)
+        self.assertGreater(cluster.status()["table_version"], before)
+        pipe.close()
+
+    def test_the_readmes_commands(self):
+        for number, command, expected in commands(os.path.join(harness.TREE, "zht", "README.md")):
+            out, _ = self.box.run("bash", "-c", command.replace("/tmp/zht-", self.box.path("c")))
+            self.assertTrue(fnmatch.fnmatchcase(out, expected.replace("...", "*")), f"zht/README.md:{number}: {command}: printed {out!r}")
 
 
 if __name__ == "__main__":

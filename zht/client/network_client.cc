@@ -21,6 +21,7 @@ const support::Log& logger() {
   return log;
 }
 
+constexpr auto kLookAgain = 10s;         // a table this old is asked for again when it is used
 constexpr auto kSilenceBeforeStart = 1s;  // a local node nobody answers for is started again after this
 
 Time now() { return base::SystemClock().now(); }
@@ -39,7 +40,8 @@ NetworkClient::NetworkClient(ClientOptions options, Source source, std::shared_p
       source_(std::move(source)),
       partition_count_(table->partition_count),
       max_value_size_(table->max_value_size),
-      session_(std::move(table), std::max<std::size_t>(options_.max_connections, 1)) {}
+      session_(std::move(table), std::max<std::size_t>(options_.max_connections, 1)),
+      looked_ms_(std::chrono::duration_cast<Millis>(now().time_since_epoch()).count()) {}
 
 NetworkClient::~NetworkClient() {
   {
@@ -67,13 +69,17 @@ Engine& NetworkClient::engine() {
   return *engine_;
 }
 
-std::unique_ptr<Pending> NetworkClient::prepare(Operation&& operation, Completion&& completion, Millis timeout) const {
+std::unique_ptr<Pending> NetworkClient::prepare(Operation&& operation, Completion&& completion, Millis timeout) {
   auto pending = std::make_unique<Pending>();
   if (auto valid = validate(operation, partition_count_, max_value_size_); !valid)
     pending->ready = failed(valid.error());
   pending->operation = std::move(operation);
   pending->completion = std::move(completion);
-  pending->deadline = now() + (timeout.count() > 0 ? timeout : options_.timeout);
+  const Time time = now();
+  pending->deadline = time + (timeout.count() > 0 ? timeout : options_.timeout);
+  const std::int64_t time_ms = std::chrono::duration_cast<Millis>(time.time_since_epoch()).count();
+  if (std::int64_t looked = looked_ms_; time_ms - looked > Millis(kLookAgain).count() && looked_ms_.compare_exchange_strong(looked, time_ms))
+    want_table();
   return pending;
 }
 

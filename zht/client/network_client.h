@@ -39,7 +39,7 @@ class NetworkClient final : public Client {
   const Source& source() const { return source_; }
 
  private:
-  std::unique_ptr<Pending> prepare(Operation&& operation, Completion&& completion, Millis timeout) const;
+  std::unique_ptr<Pending> prepare(Operation&& operation, Completion&& completion, Millis timeout);
   Engine& engine();
   Outcome call_through_engine(std::unique_ptr<Pending> pending);
   std::optional<Outcome> call_here(std::unique_ptr<Pending>& pending);
@@ -64,6 +64,9 @@ class NetworkClient final : public Client {
   std::unique_ptr<Engine> engine_;
   std::atomic<const Engine*> engine_seen_{nullptr};  // engine_, for those who do not make it
   std::atomic<RequestNumber> requests_{0};
+  // When the table was last asked for. A client that is used asks now and then, so that it knows nodes that have joined before the
+  // ones it knows are gone.
+  std::atomic<std::int64_t> looked_ms_{0};
 
   std::mutex datagram_mutex_;
   std::map<std::uint32_t, std::vector<DatagramChannel>> datagram_channels_;  // idle; by instance id

@@ -44,35 +44,31 @@ std::string tell(const View& before, const View& after) {
 
 }  // namespace
 
-Cluster::Cluster(ClusterOptions options) : options_(std::move(options)) {}
+Cluster::Cluster(ClusterOptions options, base::FileSystem& files) : options_(std::move(options)), files_(files) {}
 
 Result<std::unique_ptr<Cluster>> Cluster::open(ClusterOptions options, base::FileSystem& files) {
-  std::unique_ptr<Cluster> cluster(new Cluster(std::move(options)));
+  std::unique_ptr<Cluster> cluster(new Cluster(std::move(options), files));
   const ClusterOptions& mine = cluster->options_;
   const Identity& identity = mine.identity;
   const NodeId self{identity.number};
   std::vector<View> views(identity.partition_count);
   views.emplace_back();
   std::vector<NodeId> keepers;
-  for (std::uint64_t one : mine.keepers) keepers.push_back(NodeId{one});
+  for (std::uint64_t one : identity.keepers) keepers.push_back(NodeId{one});
   if (std::find(keepers.begin(), keepers.end(), self) != keepers.end()) {
-    novoht::Options store;
-    store.segment_size = std::uint64_t{1} << 20;
-    TRY_LET(opened, novoht::Store::open(files, mine.folder, store));
-    cluster->store_ = std::move(opened);
-    auto registers = std::make_unique<StoredRegisters>(*cluster->store_, novoht::TableId{0});
-    views = first_views(identity.founding);
-    views.push_back(first_enrolment(identity.founding));
+    TRY(cluster->open_registers());
+    // Who was not there at the beginning was given the registers; so all of them are in the store.
+    if (!identity.founding.nodes.empty()) {
+      views = first_views(identity.founding);
+      views.push_back(first_enrolment(identity.founding));
+    }
     std::vector<Register> state;
     for (const View& view : views) state.push_back({view, {}, {}, {}});
-    TRY(registers->load(state));
+    TRY(static_cast<StoredRegisters&>(*cluster->registers_).load(state));
     for (std::size_t p = 0; p < views.size(); p++) views[p] = state[p].current;
-    cluster->registers_ = std::move(registers);
-    KeeperOptions keeper;
-    keeper.self = self;
-    keeper.keepers = keepers;
-    keeper.partitions = identity.partition_count;
-    cluster->keeper_ = std::make_unique<Keeper>(std::move(keeper), std::move(state), *cluster->registers_, base::entropy());
+    cluster->make_keeper(std::move(state));
+    if (identity.config > 1 && identity.keepers.front() == identity.number)
+      cluster->uninformed_.insert(identity.keepers.begin() + 1, identity.keepers.end());
   } else if (!identity.founding.nodes.empty() && identity.member.incarnation == 1) {
     // In its first life a founder knows the first views, whether they are still the newest or not.
     views = first_views(identity.founding);
@@ -83,6 +79,7 @@ Result<std::unique_ptr<Cluster>> Cluster::open(ClusterOptions options, base::Fil
   ManagerOptions manager;
   manager.self = self;
   manager.keepers = keepers;
+  manager.config = identity.config;
   manager.balances = mine.balances;
   manager.balance = std::chrono::milliseconds(300);
   manager.balancing.copies = mine.copies;
@@ -106,6 +103,74 @@ Result<std::unique_ptr<Cluster>> Cluster::open(ClusterOptions options, base::Fil
   return cluster;
 }
 
+Result<void> Cluster::open_registers() {
+  novoht::Options store;
+  store.segment_size = std::uint64_t{1} << 20;
+  TRY_LET(opened, novoht::Store::open(files_, options_.folder, store));
+  store_ = std::move(opened);
+  registers_ = std::make_unique<StoredRegisters>(*store_, novoht::TableId{0});
+  return {};
+}
+
+void Cluster::make_keeper(std::vector<Register> state) {
+  KeeperOptions keeper;
+  keeper.self = NodeId{self()};
+  for (std::uint64_t one : options_.identity.keepers) keeper.keepers.push_back(NodeId{one});
+  keeper.partitions = partition_count();
+  keeper_ = std::make_unique<Keeper>(std::move(keeper), std::move(state), *registers_, base::entropy());
+}
+
+bool Cluster::adopt_keepers(std::uint64_t config, const std::vector<NodeId>& keepers) {
+  Identity changed = options_.identity;
+  changed.config = config;
+  changed.keepers.clear();
+  for (NodeId one : keepers) changed.keepers.push_back(id(one));
+  if (options_.save && !options_.save(changed)) return false;
+  options_.identity = std::move(changed);
+  manager_->set_keepers(config, keepers);
+  return true;
+}
+
+void Cluster::grow_keepers(base::Time now) {
+  const auto& keepers = options_.identity.keepers;
+  if (!keeper_ || failed_ || keepers.size() != 1 || keepers.front() != self()) return;
+  std::vector<NodeId> three = {NodeId{self()}};
+  for (const auto& [info, lives] : manager_->acquaintances(now))
+    if (lives && !info->leaving && id(info->node) != self() && three.size() < 3) three.push_back(info->node);
+  if (three.size() < 3) return;
+  std::vector<Register> state = keeper_->registers();
+  if (!adopt_keepers(options_.identity.config + 1, three)) return;
+  make_keeper(std::move(state));
+  uninformed_ = {id(three[1]), id(three[2])};
+}
+
+void Cluster::send_registers(base::Time now) {
+  if (uninformed_.empty() || !keeper_ || now < next_registers_) return;
+  next_registers_ = now + std::chrono::milliseconds(300);
+  for (std::uint64_t node : uninformed_) {
+    ManagerMessage& message = manager_->message_for(NodeId{node});
+    message.config = config();
+    message.keepers = manager_->keepers();
+    message.install = keeper_->registers();
+  }
+}
+
+Result<void> Cluster::become_keeper(const ManagerMessage& message) {
+  if (message.config < config() || message.install.size() != std::size_t{partition_count()} + 1) return {};
+  if (std::find(message.keepers.begin(), message.keepers.end(), NodeId{self()}) == message.keepers.end()) return {};
+  if (!keeper_) {
+    if (!registers_) TRY(open_registers());
+    std::vector<RegisterStore::Item> items;
+    for (std::uint32_t p = 0; p < message.install.size(); p++) items.push_back({PartitionId{p}, &message.install[p]});
+    TRY(registers_->save(items));
+    if (!adopt_keepers(message.config, message.keepers)) return {};
+    make_keeper(message.install);
+    for (std::uint32_t p = 0; p < message.install.size(); p++) manager_->adopt(PartitionId{p}, message.install[p].current);
+  }
+  manager_->message_for(message.from).installed = true;
+  return {};
+}
+
 void Cluster::introduce(const wire::NodeAbout& about) { manager_->self().about = about.SerializeAsString(); }
 
 void Cluster::set_left() {
@@ -118,11 +183,19 @@ void Cluster::on_message(const ManagerMessage& message, base::Time now) {
   if (id(message.to) != self()) return;
   manager_->on_message(message, now);
   if (keeper_) keeper_->on(message.from, message.keeper, now);
+  if (message.installed) uninformed_.erase(id(message.from));
+  if (!message.install.empty()) {
+    if (auto became = become_keeper(message); !became) failed_ = std::move(became).error();
+  } else if (message.config > config() && std::find(message.keepers.begin(), message.keepers.end(), NodeId{self()}) == message.keepers.end()) {
+    (void)adopt_keepers(message.config, message.keepers);  // told again, when it cannot be noted
+  }
 }
 
 void Cluster::tick(base::Time now) {
   manager_->tick(now);
   if (keeper_) keeper_->tick(now);
+  grow_keepers(now);
+  send_registers(now);
 }
 
 std::optional<std::uint64_t> Cluster::enrol(std::uint64_t uid) {

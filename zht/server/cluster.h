@@ -6,9 +6,11 @@
 //   send(step.messages);  tell_instances(step.views, step.goals);  if (step.table_changed) publish(cluster->encoded_table());
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -20,13 +22,14 @@ namespace zht::server {
 
 struct ClusterOptions {
   Identity identity;               // incarnation: of this life
-  std::vector<std::uint64_t> keepers;
   std::vector<replication::NodeInfo> known;  // other nodes heard of in earlier lives, or from who let this one join
   std::string folder;              // of the keeper's registers
   std::string rack;
   std::size_t copies = 3, sync_copies = 2;
   std::uint64_t max_value_size = 0;
   bool balances = true;
+  // Durably notes other keepers than `identity` has. An error: they stay as they were.
+  std::function<base::Result<void>(const Identity&)> save;
 };
 
 class Cluster {
@@ -72,14 +75,30 @@ class Cluster {
   std::vector<replication::Manager::Acquaintance> nodes(base::Time now) const { return manager_->acquaintances(now); }
   wire::NodeAbout about(std::uint64_t node) const;  // empty: not heard of yet
   bool is_keeper() const { return keeper_ != nullptr; }
-  const std::vector<std::uint64_t>& keepers() const { return options_.keepers; }
+  const std::vector<std::uint64_t>& keepers() const { return options_.identity.keepers; }
+  std::uint64_t config() const { return options_.identity.config; }
   std::uint64_t self() const { return options_.identity.number; }
   bool alone(base::Time now) const;  // no other node was ever heard of that has not left
 
  private:
-  explicit Cluster(ClusterOptions options);
+  Cluster(ClusterOptions options, base::FileSystem& files);
+  // A cluster that began with one node has one keeper, until there are three nodes: then the first three of them.
+  //
+  // 1. The one keeper durably takes over the new list. From then on nothing is decided without two of the three.
+  // 2. It sends its registers to the two others until each has said that it has them. They durably take over registers and list,
+  //    in this order, and only then have a voice. So whoever votes knows all that the one had decided before.
+  // What it had promised and accepted goes along; that another says it too can only make the three more careful.
+  void grow_keepers(base::Time now);
+  void send_registers(base::Time now);
+  base::Result<void> become_keeper(const replication::ManagerMessage& message);
+  base::Result<void> open_registers();
+  void make_keeper(std::vector<replication::Register> state);
+  bool adopt_keepers(std::uint64_t config, const std::vector<replication::NodeId>& keepers);
 
   ClusterOptions options_;
+  base::FileSystem& files_;
+  std::set<std::uint64_t> uninformed_;  // keepers that have not said that they have the registers
+  base::Time next_registers_{};
   std::unique_ptr<novoht::Store> store_;
   std::unique_ptr<replication::RegisterStore> registers_;
   std::unique_ptr<replication::Keeper> keeper_;

@@ -30,6 +30,7 @@ base::Result<Identity> parse(const std::string& path, const std::string& text) {
   identity.partition_count = static_cast<std::uint32_t>(number("partitions"));
   identity.cluster = number("cluster");
   identity.number = number("number");
+  identity.config = std::max<std::uint64_t>(number("config"), 1);
   identity.founding.partitions = identity.partition_count;
   identity.founding.copies = static_cast<std::uint32_t>(number("copies"));
   identity.founding.sync_copies = static_cast<std::uint32_t>(number("sync_copies"));
@@ -96,6 +97,10 @@ base::Result<Identity> read_identity(const std::string& folder, std::uint32_t wa
 
 base::Result<void> begin_life(const std::string& folder, Identity& identity) {
   identity.member.incarnation++;
+  return save_identity(folder, identity);
+}
+
+base::Result<void> save_identity(const std::string& folder, const Identity& identity) {
   nlohmann::json nodes = nlohmann::json::array();
   for (const Founder& one : identity.founding.nodes)
     nodes.push_back({{"address", one.address}, {"instances", one.instances}, {"rack", one.rack}});
@@ -108,6 +113,7 @@ base::Result<void> begin_life(const std::string& folder, Identity& identity) {
                                {"number", identity.number},
                                {"founders", nodes},
                                {"keepers", identity.keepers},
+                               {"config", identity.config},
                                {"copies", identity.founding.copies},
                                {"sync_copies", identity.founding.sync_copies}};
   return support::write_file_atomically(folder + "/node.json", json.dump(2) + "\n");

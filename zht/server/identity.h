@@ -21,6 +21,7 @@ struct Identity {
   std::uint64_t number = 1;   // of the node in its cluster
   Founding founding;          // how the cluster began, where this node was there
   std::vector<std::uint64_t> keepers;  // numbers of the nodes that decide
+  std::uint64_t config = 1;            // of the keepers: grows when they change
 };
 
 // Reads the identity of the node in `folder`. 0 wanted: whatever it has. Errors: not_found (a new folder), invalid (made with
@@ -28,6 +29,9 @@ struct Identity {
 base::Result<Identity> read_identity(const std::string& folder, std::uint32_t wanted_instances, std::uint32_t wanted_partitions);
 // Begins another life of it, the first one of a fresh_identity() too. io, no_space.
 base::Result<void> begin_life(const std::string& folder, Identity& identity);
+
+// Durably what it is now. io, no_space.
+base::Result<void> save_identity(const std::string& folder, const Identity& identity);
 
 // Of a node that begins, alone. 0 wanted: `default_instances`, 1024. invalid: fewer partitions than instances.
 base::Result<Identity> fresh_identity(std::uint32_t wanted_instances, std::uint32_t wanted_partitions,

@@ -127,6 +127,16 @@ void encode_manager(std::string& out, const ManagerMessage& message, std::uint64
   proto.set_digest(message.digest);
   for (Epoch one : message.epochs) proto.add_epochs(number(one));
   proto.set_answer_epochs(message.answer_epochs);
+  proto.set_config(message.config);
+  for (NodeId one : message.keepers) proto.add_keepers(id(one));
+  for (const Register& one : message.install) {
+    auto* to = proto.add_install();
+    to_proto(*to->mutable_current(), one.current);
+    put(*to->mutable_promised(), one.promised);
+    put(*to->mutable_accepted_at(), one.accepted_at);
+    if (one.accepted) to_proto(*to->mutable_accepted(), *one.accepted);
+  }
+  proto.set_installed(message.installed);
   const std::size_t start = wire::begin_node_frame(out, wire::FrameType::manager, cluster);
   proto.AppendToString(&out);
   wire::end_node_frame(out, start);
@@ -154,6 +164,16 @@ Result<ManagerMessage> decode_manager(const wire::Frame& frame) {
   message.digest = proto.digest();
   for (std::uint64_t one : proto.epochs()) message.epochs.push_back(Epoch{one});
   message.answer_epochs = proto.answer_epochs();
+  message.config = proto.config();
+  for (std::uint64_t one : proto.keepers()) message.keepers.push_back(NodeId{one});
+  for (const auto& one : proto.install()) {
+    Register& state = message.install.emplace_back();
+    state.current = from_proto(one.current());
+    state.promised = get(one.promised());
+    state.accepted_at = get(one.accepted_at());
+    if (one.has_accepted()) state.accepted = from_proto(one.accepted());
+  }
+  message.installed = proto.installed();
   return message;
 }
 

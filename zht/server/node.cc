@@ -522,6 +522,7 @@ Result<Identity> Node::Parts::join_cluster() {
       joined.cluster = reply.cluster();
       joined.number = reply.number();
       joined.partition_count = reply.partition_count();
+      joined.config = std::max<std::uint64_t>(reply.config(), 1);
       joined.keepers.assign(reply.keepers().begin(), reply.keepers().end());
       joined.founding.partitions = reply.partition_count();
       for (const wire::NodeInfo& one : reply.nodes()) {
@@ -555,7 +556,15 @@ replication::Timing Node::Parts::timing() const {
 Result<void> Node::Parts::open_cluster() {
   ClusterOptions options;
   options.identity = identity;
-  options.keepers = identity.keepers;
+  options.save = [this](const Identity& changed) -> Result<void> {
+    if (!settings.in_memory) TRY(save_identity(settings.data, changed));
+    identity.keepers = changed.keepers;
+    identity.config = changed.config;
+    std::string names;
+    for (std::uint64_t one : changed.keepers) names += (names.empty() ? "" : " ") + std::to_string(one);
+    logger().info("other keepers", {{"nodes", names}, {"config", changed.config}});
+    return {};
+  };
   options.folder = (settings.in_memory ? "memory" : settings.data) + "/keeper";
   options.rack = settings.rack;
   options.copies = settings.replicas;
@@ -715,6 +724,7 @@ std::string Node::Parts::join_reply(std::uint64_t number) {
   reply.set_number(number);
   reply.set_partition_count(identity.partition_count);
   for (std::uint64_t one : cluster->keepers()) reply.add_keepers(one);
+  reply.set_config(cluster->config());
   for (const auto& [info, lives] : cluster->nodes(clock.now())) {
     if (info->about.empty()) continue;
     auto* node = reply.add_nodes();

@@ -78,6 +78,9 @@ json phase_json(const std::string& name, const LoadResult& result, const BenchOp
   phase["operation"] = name;
   phase["operations"] = result.all.count();
   phase["seconds"] = result.seconds;
+  phase["requests"] = result.messages.requests;
+  phase["replies"] = result.messages.replies;
+  phase["redirects"] = result.messages.redirects;
   phase["ops_per_s"] = static_cast<double>(result.all.count()) / result.seconds;
   for (OpKind kind : kSix) {
     const auto& histogram = result.by_kind[static_cast<std::size_t>(kind)];

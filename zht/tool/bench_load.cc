@@ -242,6 +242,7 @@ class Load::Connection {
  public:
   Connection(std::unique_ptr<Client> client, std::vector<std::unique_ptr<Chain>> chains)
       : client_(std::move(client)), chains_(std::move(chains)) {}
+  ClientCounts counts() const { return client_->counts(); }
 
   void begin(const Mix& mix, bool in_order, std::uint64_t most, steady_clock::time_point end,
              std::atomic<std::uint64_t>& done) {
@@ -349,6 +350,7 @@ Result<void> Load::fill(std::atomic<std::uint64_t>& done) {
 LoadResult Load::run(const Mix& mix, bool in_order, std::atomic<std::uint64_t>& done) {
   const auto began = steady_clock::now();
   const std::uint64_t most = options_.count == 0 ? 0 : std::max<std::uint64_t>(1, options_.count / connections_.size());
+  const ClientCounts before = counts();
   for (auto& connection : connections_) connection->begin(mix, in_order, most, began + options_.duration, done);
   std::vector<std::thread> threads;
   for (auto& connection : connections_) threads.emplace_back([&connection] { connection->run(); });
@@ -360,7 +362,20 @@ LoadResult Load::run(const Mix& mix, bool in_order, std::atomic<std::uint64_t>& 
     if (result.failure.empty()) result.failure = connection->failure;
   }
   for (const auto& one : result.by_kind) result.all.merge(one);
+  const ClientCounts after = counts();
+  result.messages = {after.requests - before.requests, after.replies - before.replies, after.redirects - before.redirects};
   return result;
+}
+
+ClientCounts Load::counts() const {
+  ClientCounts sum;
+  for (const auto& connection : connections_) {
+    const ClientCounts one = connection->counts();
+    sum.requests += one.requests;
+    sum.replies += one.replies;
+    sum.redirects += one.redirects;
+  }
+  return sum;
 }
 
 }  // namespace zht::tool

@@ -60,6 +60,7 @@ struct LoadResult {
   std::array<support::Histogram, 10> by_kind;  // OpKind
   support::Histogram all;
   double seconds = 0;
+  ClientCounts messages;
   std::string failure;  // a wrong answer or an error; empty: all were right
 };
 
@@ -75,6 +76,7 @@ class Load {
  private:
   class Chain;
   class Connection;
+  ClientCounts counts() const;
   const LoadOptions options_;
   std::unique_ptr<Zipf> zipf_;
   std::vector<std::unique_ptr<Connection>> connections_;

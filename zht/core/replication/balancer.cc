@@ -32,6 +32,7 @@ class Plan {
 
   std::vector<Placed> make() {
     for (std::size_t p = 0; p < goals_.size() && moves_ < options_.moves; p++) empty_leaving(p);
+    for (std::size_t p = 0; p < goals_.size() && moves_ < options_.moves; p++) trim(p);
     while (moves_ < options_.moves && even_copies()) moves_++;
     for (std::size_t p = 0; p < goals_.size() && moves_ < options_.moves; p++) even_primary(p);
     std::vector<Placed> out;
@@ -94,6 +95,16 @@ class Plan {
       if (place == nullptr || !place->leaving) continue;
       if (const Place* const to = replacement(goal, one)) replace(goal, one, to->instance);
       else if (goal.members.size() > 1) drop(goal, one);  // fewer nodes than copies: do without
+    }
+    moves_ += goal != now_[p];
+  }
+  // A move that was not finished has left a copy too many: the last that came goes.
+  void trim(std::size_t p) {
+    Goal& goal = goals_[p];
+    if (!movable_[p] || goal != now_[p]) return;
+    while (goal.members.size() > std::max<std::size_t>(options_.copies, 1)) {
+      const auto surplus = std::find_if(goal.members.rbegin(), goal.members.rend(), [&](InstanceId one) { return one != goal.primary; });
+      drop(goal, *surplus);
     }
     moves_ += goal != now_[p];
   }

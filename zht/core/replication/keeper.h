@@ -112,6 +112,7 @@ class Keeper {
   Result<std::vector<KeeperSend>> end_round(base::Time now);
 
   const View& view(PartitionId partition) const { return at(partition).current; }
+  const std::vector<Register>& registers() const { return registers_; }  // for another Keeper to begin with
   std::uint32_t partition_count() const { return static_cast<std::uint32_t>(registers_.size()); }
   // Views that became current since the last call, for the manager to spread.
   std::vector<PartitionId> take_news() { return std::exchange(news_, {}); }

@@ -145,7 +145,16 @@ void Manager::gossip(base::Time now) {
     for (const auto& [node, known] : nodes_)
       if (known.info.heartbeat > 0) message.nodes.push_back(known.info);
     message.digest = digest();
+    message.config = options_.config;
+    message.keepers = options_.keepers;
   }
+}
+
+bool Manager::set_keepers(std::uint64_t config, std::vector<NodeId> keepers) {
+  if (config <= options_.config || keepers.empty()) return false;
+  options_.config = config;
+  options_.keepers = std::move(keepers);
+  return true;
 }
 
 bool Manager::lives(const Known& known, base::Time now) const {

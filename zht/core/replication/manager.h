@@ -33,11 +33,18 @@ struct ManagerMessage {
   std::uint64_t digest = 0;           // ... of all views the sender knows
   std::vector<Epoch> epochs;          // of all partitions: tell me what is newer
   bool answer_epochs = false;         // ... and your own epochs, for I may know more
+  // Who the keepers are; a higher number is newer. With gossip.
+  std::uint64_t config = 0;
+  std::vector<NodeId> keepers;
+  // From a keeper to one that shall become one (see Cluster::grow_keepers): all registers, none left out. And that it has them.
+  std::vector<Register> install;
+  bool installed = false;
 };
 
 struct ManagerOptions {
   NodeId self{0};
   std::vector<NodeId> keepers;
+  std::uint64_t config = 1;  // of the keepers
   base::Duration gossip = std::chrono::milliseconds(200);
   // A keeper is told a wish when it was heard within this time, and else when it has answered a knock. Less than the silence
   // after which a primary drops a member.
@@ -67,6 +74,12 @@ class Manager {
 
   const View& view(PartitionId partition) const { return views_[static_cast<std::uint32_t>(partition)]; }
   const std::vector<View>& views() const { return views_; }
+  // Other keepers than before; older ones are passed over.
+  bool set_keepers(std::uint64_t config, std::vector<NodeId> keepers);
+  const std::vector<NodeId>& keepers() const { return options_.keepers; }
+  std::uint64_t config() const { return options_.config; }
+  // What is to be sent besides, to be taken with take_messages().
+  ManagerMessage& message_for(NodeId node) { return message_to(node); }
   std::uint64_t version() const;  // of the whole table: grows with every view
   std::vector<Candidate> candidates(base::Time now) const;
   std::map<InstanceId, Site> sites() const;
@@ -93,7 +106,7 @@ class Manager {
   bool lives(const Known& known, base::Time now) const;
   std::uint64_t digest() const;
 
-  const ManagerOptions options_;
+  ManagerOptions options_;
   std::vector<View> views_;
   std::map<NodeId, Known> nodes_;
   std::map<NodeId, ManagerMessage> messages_;
