@@ -265,6 +265,10 @@ class StoreImpl final : public Store, private core::SnapshotHost, private core::
   Result<void> compact() override;
 
   ScanPage scan(TableId table, std::uint64_t cursor, std::size_t limit, Bytes prefix) const override;
+  bool has_expiries(TableId table) const override {  // what is deferred has none
+    const TableState* const state = tables_.find(table);
+    return state != nullptr && state->table.has_expiries();
+  }
   std::vector<std::string> expired(TableId table, std::size_t limit) const override {
     settle();
     const TableState* const state = tables_.find(table);

@@ -244,6 +244,8 @@ class Store {
   // Keys of `table`, `limit` at most, from `cursor` (0: the start). A key present during a whole scan is returned at
   // least once.
   virtual ScanPage scan(TableId table, std::uint64_t cursor, std::size_t limit, Bytes prefix = {}) const = 0;
+  // Whether any key of `table` has a time to live, passed or not. Costs next to nothing.
+  virtual bool has_expiries(TableId table) const = 0;
   // Up to `limit` keys of `table` whose time has passed.
   virtual std::vector<std::string> expired(TableId table, std::size_t limit) const = 0;
   // Forgets a table and its files.

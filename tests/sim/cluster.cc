@@ -326,6 +326,7 @@ void Node::open_instance() {
   options.segment_size = 1 << 13;
   options.log_floor = 0;
   options.timing = world_.timing;
+  options.maintain_budget = {};  // by the computer's clock, a run would not repeat
   options.keep_departed = std::chrono::milliseconds(50 + world_.random.below(3000));
   options.defects = world_.options.defects;
   options.observer = this;

@@ -890,7 +890,7 @@ void Instance::on_tick() {
     if (options_.clustered) forget_departed();
     reap_expired();
     // Errors are in the store's statistics; the next slice tries again.
-    (void)store_->maintain(std::chrono::milliseconds(2));
+    (void)store_->maintain(options_.maintain_budget);
   }
   if (now_ >= next_forget_) {
     next_forget_ = now_ + std::chrono::minutes(1);
@@ -903,6 +903,7 @@ void Instance::forget_departed() {
   std::erase_if(departed_, [&](const auto& one) { return !replicator_->look(one.first)->is_spare(); });
   bool one_went = false;
   for (PartitionId partition : replicator_->partitions()) {
+    if (epochs_[number_of(partition)] != 0) continue;
     replication::Replica& replica = *replicator_->look(partition);
     if (!replica.is_spare()) continue;
     const auto [seen, fresh] = departed_.emplace(partition, now_);
@@ -926,6 +927,7 @@ void Instance::reap_expired() {
 }
 
 void Instance::remove_expired(PartitionId partition, replication::Replica* replica) {
+  if (!store_->has_expiries(table_of(partition))) return;
   if (options_.clustered) store_->set_now(wall_);
   const auto keys = store_->expired(table_of(partition), 256);
   if (options_.clustered) store_->set_now({});

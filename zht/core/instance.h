@@ -60,6 +60,7 @@ struct InstanceOptions {
   bool clustered = false;
   std::uint64_t incarnation = 0;  // durable, and greater than in any life before; 0: as the table has it
   std::string boot;               // names the machine's present boot (see ReplicatedStore); empty: unknown
+  base::Duration maintain_budget = std::chrono::milliseconds(2);  // of the store's housekeeping in a tick; 0: one step
   replication::Timing timing;
   // What is held of a partition in which it has no part any more goes after so long, where the others are as many as needed.
   base::Duration keep_departed = std::chrono::seconds(60);

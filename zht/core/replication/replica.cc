@@ -40,7 +40,7 @@ bool Replica::is_alone() const {
 }
 
 bool Replica::rests() const {
-  return is_alone() && host_.timing().copies <= 1 && !goal_ && wish_.kind == Kind::none;
+  return is_alone() && !goal_ && wish_.kind == Kind::none;
 }
 
 std::optional<Position> Replica::position_of(Version sequence) const {

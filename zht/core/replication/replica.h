@@ -112,7 +112,7 @@ class Replica {
   // replica, without append(), and nothing need be held: what a round wrote is committed when the round has ended well. The
   // replica takes up where the store is when the next view comes.
   bool is_alone() const;
-  bool rests() const;  // alone, and wants nothing: no need to tick()
+  bool rests() const;  // alone, and wants nothing but perhaps other members
   std::string story() const;  // all that matters of its state, in a line, for people
 
   // --- as the primary ---
