@@ -802,6 +802,11 @@ void Instance::remember_refusal(const Frame& frame, OpKind kind, const Outcome& 
 }
 
 void Instance::refuse(const Frame& frame, OpKind kind, const Error& error, std::string& out) {
+  // The disk failed since the last round, under the store's own housekeeping. Nothing was done, and another may do it.
+  if (options_.clustered && error.code == Code::io) {
+    note_failure(error);
+    return answer_retry(frame, out);
+  }
   Outcome refused;
   refused.code = error.code;
   refused.message = error.message;
