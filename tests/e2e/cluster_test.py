@@ -30,7 +30,7 @@ class Node:
         self.process, self.log = None, open(box.path(f"node-{number}.log"), "ab")
 
     def start(self):
-        self.process = self.box.start("zht", "serve", "--data", self.data, "--listen", self.address, "--instances", "1", *self.options,
+        self.process = self.box.start("zht", "serve", "--data", self.data, "--listen", self.address, *self.options,
                                       stdout=self.log, stderr=self.log, env={"ZHT_CLUSTER": ""})
         return self
 
@@ -45,12 +45,12 @@ class Node:
 
 
 class Cluster:
-    def __init__(self, box, count, partitions=64):
+    def __init__(self, box, count, partitions=64, instances=1):
         self.box = box
         self.nodes = [Node(box, n) for n in range(1, count + 1)]
         listed = box.path("nodes")
         with open(listed, "w", encoding="ascii") as file:
-            file.write("".join(f"{node.address}  # node {n}\n" for n, node in enumerate(self.nodes, 1)))
+            file.write("".join(f"{node.address} instances={instances}  # node {n}\n" for n, node in enumerate(self.nodes, 1)))
         for node in self.nodes:
             node.options = ("--nodes", listed, "--partitions", str(partitions))
             node.start()
@@ -205,7 +205,7 @@ class ClusterTest(unittest.TestCase):
 
     def test_it_grows_out_of_one_node_and_shrinks_again(self):
         self.cluster = cluster = Cluster.__new__(Cluster)
-        cluster.box, cluster.nodes = self.box, [Node(self.box, 1, "--partitions", "64").start()]
+        cluster.box, cluster.nodes = self.box, [Node(self.box, 1, "--instances", "1", "--partitions", "64").start()]
         cluster.use()
         wait_for(lambda: self.box.run("zht", "status", expect=None) and self.box.status == 0, "the first node", SLOW)
         for n in range(100):
@@ -214,7 +214,7 @@ class ClusterTest(unittest.TestCase):
         for n in range(100):
             self.assertEqual(pipe.ask(op="insert", key=f"k{n}", value=str(n))["status"], "ok")
         for number in (2, 3, 4):
-            cluster.nodes.append(Node(self.box, number, "--join", cluster.nodes[0].address).start())
+            cluster.nodes.append(Node(self.box, number, "--instances", "1", "--join", cluster.nodes[0].address).start())
             cluster.wait_until_safe()
         def even():
             leads = [one["leads"] for one in cluster.status().get("nodes", [])]
@@ -263,6 +263,15 @@ class ClusterTest(unittest.TestCase):
             self.assertLessEqual(redirects() - told, 1)
         self.assertGreater(cluster.status()["table_version"], before)
         pipe.close()
+
+    def test_a_partition_moves_to_any_instance(self):
+        self.cluster = Cluster(self.box, 2, instances=2)
+        self.box.run("zht", "insert", "k", "v")
+        instances = [one["id"] for one in self.box.json("zht", "members", "--json")["instances"]]
+        self.assertEqual(instances, [0, 1, 1024, 1025])
+        for to in instances + instances[:1]:  # to its own node's other instance, too
+            self.box.run("zht", "migrate", *map(str, range(8)), "--to", str(to), "--timeout", f"{SLOW}s", timeout=SLOW)
+            self.assertEqual(self.box.out("zht", "lookup", "k"), "v")
 
     def test_the_readmes_commands(self):
         for number, command, expected in commands(os.path.join(harness.TREE, "zht", "README.md")):

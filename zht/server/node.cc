@@ -704,8 +704,10 @@ void Node::Parts::look_around(base::Time now) {
   std::map<InstanceId, std::string> where;
   for (const auto& [info, lives] : cluster->nodes(now)) {
     wire::NodeAbout about;
-    if (static_cast<std::uint64_t>(info->node) == identity.number || !about.ParseFromString(info->about)) continue;
-    if (!about.manager().empty()) managers[static_cast<std::uint64_t>(info->node)] = about.manager();
+    if (!about.ParseFromString(info->about)) continue;
+    const bool other = static_cast<std::uint64_t>(info->node) != identity.number;
+    if (other && !about.manager().empty()) managers[static_cast<std::uint64_t>(info->node)] = about.manager();
+    // Those here too: a partition may move from one instance of a node to another.
     for (const wire::Instance& one : about.instances())
       if (!one.tcp().empty()) where[InstanceId{one.id()}] = one.tcp();
   }

@@ -32,7 +32,7 @@ class Plan {
 
   std::vector<Placed> make() {
     for (std::size_t p = 0; p < goals_.size() && moves_ < options_.moves; p++) empty_leaving(p);
-    for (std::size_t p = 0; p < goals_.size() && moves_ < options_.moves; p++) trim(p);
+    for (std::size_t p = 0; options_.trim && p < goals_.size() && moves_ < options_.moves; p++) trim(p);
     while (moves_ < options_.moves && even_copies()) moves_++;
     for (std::size_t p = 0; p < goals_.size() && moves_ < options_.moves; p++) even_primary(p);
     std::vector<Placed> out;

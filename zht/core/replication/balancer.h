@@ -19,6 +19,7 @@ struct Place {
 
 struct BalanceOptions {
   std::size_t copies = 3;
+  bool trim = true;       // drop copies that are too many; only now and then, for a move under way has one more for a while
   std::size_t moves = 4;  // goals at once: a copy costs network, and one more copy of the data while it lasts
 };
 

@@ -174,8 +174,11 @@ void Manager::plan(base::Time now) {
     for (Member one : known.info.instances)
       places.push_back({one.instance, known.info.rack, known.info.leaving, known.info.room, static_cast<std::uint64_t>(node)});
   }
+  BalanceOptions balancing = options_.balancing;
+  balancing.trim = now >= next_trim_;
+  if (balancing.trim) next_trim_ = now + std::chrono::seconds(15);
   const auto partitions = std::span(views_).first(std::min<std::size_t>(views_.size(), options_.partitions));
-  for (const Placed& one : balance(partitions, places, options_.balancing)) send_goal(one);
+  for (const Placed& one : balance(partitions, places, balancing)) send_goal(one);
 }
 
 void Manager::send_goal(const Placed& goal) {

@@ -124,7 +124,7 @@ class Manager {
     std::map<PartitionId, Wish> wishes;
   };
   std::map<NodeId, Door> doors_;
-  base::Time now_{}, next_gossip_{}, next_plan_{};
+  base::Time now_{}, next_gossip_{}, next_plan_{}, next_trim_{};
 };
 
 }  // namespace zht::replication
