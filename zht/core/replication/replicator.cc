@@ -1,7 +1,5 @@
 #include "zht/core/replication/replicator.h"
 
-#include <algorithm>
-
 namespace zht::replication {
 namespace {
 
@@ -53,18 +51,6 @@ void Replicator::adopt(PartitionId partition, const View& view) {
   get(partition).adopt(view);
 }
 
-// Who is alone and has nobody to turn to rests: a lone node has a thousand such partitions, and ticks fifty times a second.
-void Replicator::set_candidates(std::vector<Candidate> candidates) {
-  candidates_ = std::move(candidates);
-  const auto mine = std::find_if(candidates_.begin(), candidates_.end(),
-                                 [&](const Candidate& one) { return one.member.instance == self_.instance; });
-  const std::uint64_t node = mine != candidates_.end() ? mine->node : site_of(self_.instance).node;
-  const bool had = std::exchange(others_, std::any_of(candidates_.begin(), candidates_.end(),
-                                                      [&](const Candidate& one) { return one.node != node; }));
-  if (others_ && !had)
-    for (Slot& slot : replicas_) slot.rests = false;
-}
-
 void Replicator::set_goal(PartitionId partition, Goal goal) {
   if (Replica* const replica = find(partition); replica != nullptr && replica->role() == Replica::Role::primary)
     replica->set_goal(std::move(goal));
@@ -111,7 +97,7 @@ void Replicator::tick() {
       if (slot.rests) continue;
       Replica& replica = get(partition);
       replica.tick();
-      slot.rests = replica.rests() && (!others_ || timing_.copies <= 1);
+      slot.rests = replica.rests() && timing_.copies <= 1;
     }
     return;
   }

@@ -55,7 +55,7 @@ class Replicator final : public ReplicaHost {
   const std::vector<PartitionId>& partitions() const { return partitions_; }  // of which there is a replica here
 
   // Who lives and has room, and where instances stand: told by the manager, now and then.
-  void set_candidates(std::vector<Candidate> candidates);
+  void set_candidates(std::vector<Candidate> candidates) { candidates_ = std::move(candidates); }
   void set_sites(std::map<InstanceId, Site> sites) { sites_ = std::move(sites); }
 
   // A view this instance has or may soon have a part in. Others are not its concern.
@@ -128,7 +128,6 @@ class Replicator final : public ReplicaHost {
   base::Time now_{}, last_beacon_{}, next_beacon_{}, next_farewell_{};
   std::uint64_t serial_ = 0;
   bool beacon_wanted_ = false, failed_ = false;
-  bool others_ = false;  // a candidate is on another node
 };
 
 }  // namespace zht::replication
