@@ -37,7 +37,7 @@ struct Member {
 
 struct Plan {
   std::string folder;
-  unsigned instances = 1, partitions = 0;
+  unsigned instances = 1, founders = 0;  // the first so many nodes began the cluster, the others joined it
   std::vector<Member> nodes;
 };
 
@@ -58,21 +58,27 @@ Result<std::optional<Plan>> read_plan(const std::string& folder) {
   if (!read.is_object() || !read.contains("nodes") || !read["nodes"].is_array()) return broken;
   Plan plan;
   plan.folder = folder;
-  plan.instances = read.value("instances", 1u);
+  if (!read.contains("instances") || !read["instances"].is_number_unsigned() || !read.contains("founders") ||
+      !read["founders"].is_number_unsigned())
+    return broken;
+  plan.instances = read["instances"].get<unsigned>();
+  plan.founders = read["founders"].get<unsigned>();
   for (const auto& one : read["nodes"]) {
     if (!one.is_object() || !one.contains("address") || !one["address"].is_string()) return broken;
     if (!client::parse_address(one["address"].get<std::string>())) return broken;
     const auto number = static_cast<unsigned>(plan.nodes.size() + 1);
     plan.nodes.push_back({number, folder + "/" + std::to_string(number), one["address"].get<std::string>()});
   }
-  if (plan.nodes.empty()) return broken;
+  if (plan.nodes.empty() || plan.founders == 0 || plan.founders > plan.nodes.size()) return broken;
   return std::optional<Plan>(std::move(plan));
 }
 
 Result<void> write_plan(const Plan& plan) {
   json nodes = json::array();
   for (const Member& node : plan.nodes) nodes.push_back({{"address", node.address}});
-  return support::write_file_atomically(plan_path(plan.folder), json{{"instances", plan.instances}, {"nodes", nodes}}.dump(2) + "\n");
+  return support::write_file_atomically(plan_path(plan.folder), json{{"instances", plan.instances},
+                                                                        {"founders", plan.founders},
+                                                                        {"nodes", nodes}}.dump(2) + "\n");
 }
 
 bool is_free(std::uint16_t port) {
@@ -147,7 +153,7 @@ Result<void> up(const support::Program& program, const UpFlags& flags) {
   TRY(support::make_private_folder(folder));
   TRY_LET(lock, support::LockFile::acquire(folder + "/cluster.lock", 30s));  // two of these at once
   TRY_LET(before, read_plan(folder));
-  Plan plan = before.value_or(Plan{folder, flags.instances == 0 ? 1 : flags.instances, 0, {}});
+  Plan plan = before.value_or(Plan{folder, flags.instances == 0 ? 1 : flags.instances, flags.count, {}});
   if (before && flags.instances != 0 && flags.instances != plan.instances)
     return fail(Code::invalid, folder, " was made with ", plan.instances, " instances a node, not ", flags.instances, "; use another --dir");
   if (plan.nodes.size() > flags.count)
@@ -172,10 +178,19 @@ Result<void> up(const support::Program& program, const UpFlags& flags) {
     for (const Member& one : started) (void)end(one, 10s).has_value();
     return base::add_context("node " + std::to_string(node.number) + " at " + node.address + " (data in " + node.folder + ")", std::move(error));
   };
-  std::string founder = known > 0 ? joined_addresses({plan.nodes.begin(), plan.nodes.begin() + static_cast<std::ptrdiff_t>(known)}) : "";
+  // A new cluster is founded by all its nodes, so that three of them are keepers and any one of them may die; later ones join.
+  const std::string listed = folder + "/nodes";
+  TRY(write_plan(plan));  // first: what runs can be ended, and what is missing started, whatever comes after
+  if (known == 0) {
+    std::string lines;
+    for (const Member& node : plan.nodes) lines += node.address + " instances=" + std::to_string(plan.instances) + "\n";
+    TRY(support::write_file_atomically(listed, lines));
+  }
+  const std::string founder = joined_addresses({plan.nodes.begin(), plan.nodes.begin() + static_cast<std::ptrdiff_t>(plan.founders)});
   for (const Member& node : plan.nodes) {
     if (runs(node)) continue;
-    const bool fresh = node.number > known;
+    struct stat begun {};
+    const bool fresh = ::stat((node.folder + "/node.json").c_str(), &begun) != 0;
     const std::uint16_t port = port_of(node);
     if (!is_free(port))
       return give_up(node, fail(Code::conflict, "port ", port, " is taken by another process; end that, or use another --dir"));
@@ -184,18 +199,14 @@ Result<void> up(const support::Program& program, const UpFlags& flags) {
       arguments.insert(arguments.end(), {"--instances", std::to_string(plan.instances)});
       if (!flags.replicas.empty()) arguments.insert(arguments.end(), {"--replicas", flags.replicas});
       if (!flags.sync_replicas.empty()) arguments.insert(arguments.end(), {"--sync-replicas", flags.sync_replicas});
-      if (!founder.empty()) arguments.insert(arguments.end(), {"--join", founder});
-      else if (!flags.partitions.empty()) arguments.insert(arguments.end(), {"--partitions", flags.partitions});
+      if (node.number > plan.founders) arguments.insert(arguments.end(), {"--join", founder});
+      else if (plan.founders > 1) arguments.insert(arguments.end(), {"--nodes", listed});
+      if (node.number <= plan.founders && !flags.partitions.empty()) arguments.insert(arguments.end(), {"--partitions", flags.partitions});
     }
     if (!flags.durability.empty()) arguments.insert(arguments.end(), {"--durability", flags.durability});
     auto serving = client::start_node(node.folder, arguments, limit);
     if (!serving) return give_up(node, std::move(serving).error());
     started.push_back(node);
-    if (founder.empty()) founder = node.address;
-    // Remembered one by one: what runs can be ended, whatever comes after.
-    Plan so_far = plan;
-    so_far.nodes.resize(std::max<std::size_t>(known, node.number));
-    TRY(write_plan(so_far));
     if (!program.common().quiet) std::cerr << "zht: node " << node.number << " serves " << node.address << ", data in " << node.folder << "\n";
   }
   if (!support::wait_until(std::min<Millis>(limit, 60s), [&] { return complete(plan.nodes); }))
@@ -244,6 +255,7 @@ Result<void> down(const support::Program& program, const DownFlags& flags) {
            for (const Member& node : plan->nodes) all.push_back(node.folder);
            all.push_back(plan_path(folder));
            all.push_back(folder + "/cluster.lock");
+           all.push_back(folder + "/nodes");
            return all;
          }()) {
       std::error_code error;

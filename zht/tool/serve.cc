@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include <CLI/CLI.hpp>
+#include <cstdlib>
 #include <iostream>
 
 #include "zht/client/local_node.h"
@@ -62,6 +63,12 @@ base::Result<int> serve(const support::Program& program, const Flags& flags, con
   TRY_LET(data, support::data_folder(program.common().data));
   settings.data = data;
   if (flags.background) {
+    // The node will have another working folder.
+    for (const char* name : {"ZHT_SECRET_FILE", "ZHT_TLS_CERTIFICATE", "ZHT_TLS_KEY", "ZHT_TLS_CA"})
+      if (const char* set = std::getenv(name); set != nullptr && *set != '\0' && std::string_view(set) != "none") {
+        TRY_LET(absolute, support::absolute_path(set));
+        ::setenv(name, absolute.c_str(), 1);
+      }
     std::vector<std::string> more;
     const auto pass = [&](const char* name, const std::string& value) {
       if (!value.empty()) more.insert(more.end(), {name, value});
