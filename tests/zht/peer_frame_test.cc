@@ -143,11 +143,12 @@ TEST(ManagerCodec, EverythingComesBackWhole) {
   ManagerMessage message;
   message.from = NodeId{1};
   message.to = NodeId{2};
-  KeeperMessage& change = message.keeper.emplace_back();
+  message.keeper.resize(2);
+  KeeperMessage& change = message.keeper[0];
   change.kind = KeeperMessage::Kind::change;
   change.partition = PartitionId{3};
   change.change = {Change::Kind::recover, Epoch{4}, member(1, 2), member(3, 4), {member(1, 2), member(3, 4)}, 2};
-  KeeperMessage& promise = message.keeper.emplace_back();
+  KeeperMessage& promise = message.keeper[1];
   promise.kind = KeeperMessage::Kind::promise;
   promise.epoch = Epoch{9};
   promise.ballot = {5, NodeId{6}};
