@@ -336,13 +336,18 @@ Result<std::unique_ptr<replication::SnapshotSource>> ReplicatedStore::export_sna
   return std::unique_ptr<replication::SnapshotSource>(std::make_unique<Snapshot>(*store_, table, std::move(from)));
 }
 
-Result<void> ReplicatedStore::begin_import(PartitionId partition, std::uint64_t incarnation) {
+Result<void> ReplicatedStore::empty(PartitionId partition, std::uint64_t incarnation) {
   imports_.erase(number_of(partition));
   TRY(put_origin(key_of(partition), encode_origin(incarnation, true)));
   since_[number_of(partition)] = incarnation;
   undo_.erase(number_of(partition));
   TRY(store_->drop(table_of(partition)));
   results_.drop(partition);
+  return {};
+}
+
+Result<void> ReplicatedStore::begin_import(PartitionId partition, std::uint64_t incarnation) {
+  TRY(empty(partition, incarnation));
   TRY_LET(into, store_->begin_import(table_of(partition)));
   imports_[number_of(partition)] = std::move(into);
   return {};
@@ -366,12 +371,7 @@ Result<void> ReplicatedStore::end_import(PartitionId partition, Position at) {
 }
 
 Result<void> ReplicatedStore::forget(PartitionId partition, std::uint64_t incarnation) {
-  imports_.erase(number_of(partition));
-  TRY(put_origin(key_of(partition), encode_origin(incarnation, true)));
-  since_[number_of(partition)] = incarnation;
-  undo_.erase(number_of(partition));
-  TRY(store_->drop(table_of(partition)));
-  results_.drop(partition);
+  TRY(empty(partition, incarnation));
   return put_origin(key_of(partition), encode_origin(incarnation, false));
 }
 

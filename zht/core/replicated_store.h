@@ -107,6 +107,8 @@ class ReplicatedStore final : public replication::ReplicaStore, private novoht::
 
   Result<void> begin_life();
   Result<void> put_aside();
+  // Nothing of the partition is left, and until its origin says otherwise it counts as lost. Durable.
+  Result<void> empty(PartitionId partition, std::uint64_t incarnation);
   Result<void> put_origin(std::string key, std::string value);
   std::optional<std::string> get_origin(Bytes key) const;
   Result<std::vector<Before>> before(PartitionId partition, std::span<const novoht::Change> changes) const;

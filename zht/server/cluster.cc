@@ -24,6 +24,13 @@ View first_enrolment(const Founding& founding) {
   return view;
 }
 
+// What keepers hold at first: each partition's view, and after them the register of numbers.
+std::vector<View> first_registers(const Founding& founding) {
+  std::vector<View> views = first_views(founding);
+  views.push_back(first_enrolment(founding));
+  return views;
+}
+
 std::string tell(const View& before, const View& after) {
   if (before.epoch == Epoch{0}) return {};
   std::string line;
@@ -58,10 +65,7 @@ Result<std::unique_ptr<Cluster>> Cluster::open(ClusterOptions options, base::Fil
   if (std::find(keepers.begin(), keepers.end(), self) != keepers.end()) {
     TRY(cluster->open_registers());
     // Who was not there at the beginning was given the registers; so all of them are in the store.
-    if (!identity.founding.nodes.empty()) {
-      views = first_views(identity.founding);
-      views.push_back(first_enrolment(identity.founding));
-    }
+    if (!identity.founding.nodes.empty()) views = first_registers(identity.founding);
     std::vector<Register> state;
     for (const View& view : views) state.push_back({view, {}, {}, {}});
     TRY(static_cast<StoredRegisters&>(*cluster->registers_).load(state));
@@ -71,8 +75,7 @@ Result<std::unique_ptr<Cluster>> Cluster::open(ClusterOptions options, base::Fil
       cluster->uninformed_.insert(identity.keepers.begin() + 1, identity.keepers.end());
   } else if (!identity.founding.nodes.empty() && identity.member.incarnation == 1) {
     // In its first life a founder knows the first views, whether they are still the newest or not.
-    views = first_views(identity.founding);
-    views.push_back(first_enrolment(identity.founding));
+    views = first_registers(identity.founding);
   }
   cluster->told_.assign(views.begin(), views.end() - 1);
 

@@ -6,6 +6,7 @@
 //   send(step.messages);  tell_instances(step.views, step.goals);  if (step.table_changed) publish(cluster->encoded_table());
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <memory>
@@ -76,6 +77,7 @@ class Cluster {
   wire::NodeAbout about(std::uint64_t node) const;  // empty: not heard of yet
   bool is_keeper() const { return keeper_ != nullptr; }
   const std::vector<std::uint64_t>& keepers() const { return options_.identity.keepers; }
+  bool keeps(std::uint64_t node) const { return std::find(keepers().begin(), keepers().end(), node) != keepers().end(); }
   std::uint64_t config() const { return options_.identity.config; }
   std::uint64_t self() const { return options_.identity.number; }
   bool alone(base::Time now) const;  // no other node was ever heard of that has not left

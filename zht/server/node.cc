@@ -233,9 +233,8 @@ void Node::Parts::on_frame(net::ConnectionNumber from, const wire::Frame& frame,
       return answer_joining(clock.now());
     }
     case wire::ControlKind::leave: {
-      const auto& keepers = cluster->keepers();
       if (cluster->alone(clock.now())) return reply(Code::invalid, "this node is alone; what it holds is nowhere else", {});
-      if (std::find(keepers.begin(), keepers.end(), identity.number) != keepers.end())
+      if (cluster->keeps(identity.number))
         return reply(Code::conflict, "node " + std::to_string(identity.number) + " is a keeper of the membership table, and those stay", {});
       leaving = true;
       cluster->set_leaving(true);
@@ -351,8 +350,7 @@ void Node::Parts::tell_cluster(wire::ClusterStatus& to) {
     one->set_leaving(info->leaving);
     one->set_incarnation(info->heartbeat >> 32);
     there++;
-    const auto& keepers = cluster->keepers();
-    const bool keeps = std::find(keepers.begin(), keepers.end(), number) != keepers.end();
+    const bool keeps = cluster->keeps(number);
     one->set_keeper(keeps);
     living_keepers += keeps && lives;
   }
