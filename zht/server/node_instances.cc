@@ -1,0 +1,75 @@
+#include "zht/server/node_parts.h"
+
+#include <future>
+#include <limits>
+
+#include "zht/support/paths.h"
+
+// The instances of a node: made, told the timing, recovered side by side.
+namespace zht::server {
+
+using base::Result;
+
+replication::Timing Node::Parts::timing() const {
+  replication::Timing timing;
+  const auto part = [&](int percent) { return settings.failover * percent / 100; };
+  timing.grace = settings.failover;
+  timing.lease = part(87);
+  timing.beacon = part(17);
+  timing.drop = part(65);
+  timing.retry = part(26);
+  timing.copies = settings.replicas;
+  timing.sync_copies = settings.sync_replicas;
+  return timing;
+}
+
+Result<void> Node::Parts::open_instances(const Procedures& procedures) {
+  TRY_LET(durability, core::parse_durability(settings.durability));
+  const std::uint32_t first = first_instance(identity.number);
+  own.resize(identity.instance_count);
+  std::string boot;
+  if (const auto text = support::read_file("/proc/sys/kernel/random/boot_id")) boot = text->substr(0, text->find('\n'));
+  for (std::uint32_t i = 0; i < identity.instance_count; i++) {
+    own[i].set_id(first + i);
+    own[i].mutable_member()->set_node(identity.member.node);
+    own[i].mutable_member()->set_incarnation(identity.member.incarnation);
+    InstanceThread::Options options;
+    options.core.id = InstanceId{first + i};
+    options.core.durability = durability;
+    options.core.max_value_size = settings.max_value_size;
+    options.core.segment_size = settings.segment_size;
+    options.core.clustered = !settings.in_memory;
+    options.core.incarnation = identity.member.incarnation;
+    options.core.boot = boot;
+    options.core.timing = timing();
+    options.views = cluster->views();
+    options.cluster = identity.cluster;
+    options.tell_manager = [this](InstanceNews news) {
+      loop.post([this, news = std::move(news)] {
+        for (const replication::Wish& one : news.wishes) cluster->wish(one);
+        for (const replication::ViewNews& one : news.views) cluster->adopt(one);
+        pump_soon();
+      });
+    };
+    // A log that is not there need not be compacted either.
+    if (settings.in_memory) options.core.log_floor = std::numeric_limits<std::uint64_t>::max();
+    options.folder = (settings.in_memory ? "memory" : settings.data) + "/store/" + std::to_string(i);
+    options.sync_interval = settings.sync_interval;
+    options.max_connections = settings.max_connections;
+    options.busy_poll = settings.busy_poll;
+    options.opener = opener;
+    instances.push_back(std::make_unique<InstanceThread>(std::move(options), *files, clock, procedures, table, pool));
+  }
+  if (!settings.in_memory) TRY(support::make_private_folder(settings.data + "/store"));
+  // Recovery reads whole logs; the instances do it side by side.
+  std::vector<std::future<Result<void>>> opening;
+  for (auto& instance : instances)
+    opening.push_back(std::async(std::launch::async, [&instance] { return instance->open(); }));
+  std::optional<Error> failed;
+  for (auto& one : opening)
+    if (auto opened = one.get(); !opened && !failed) failed = opened.error();
+  if (failed) return *failed;
+  return {};
+}
+
+}  // namespace zht::server

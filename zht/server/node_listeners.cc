@@ -1,0 +1,144 @@
+#include "zht/server/node_parts.h"
+
+#include "zht/server/metrics.h"
+#include "zht/support/log.h"
+#include "zht/support/paths.h"
+
+// Where a node can be reached: by nodes and clients, by Redis clients, over HTTP.
+namespace zht::server {
+
+using base::Code;
+using base::fail;
+using base::Result;
+
+namespace {
+
+const support::Log& logger() {
+  static const support::Log log("zht.manager");
+  return log;
+}
+
+bool is_loopback(const std::string& host) {
+  return host == "localhost" || host == "::1" || host.rfind("127.", 0) == 0;
+}
+
+// An address to listen on; refused where it would be open to a network and nothing authenticates who comes from there.
+Result<std::pair<std::string, std::uint16_t>> allowed_address(const std::string& text, bool authenticated, bool insecure) {
+  TRY_LET(address, net::parse_address(text));
+  if (!is_loopback(address.first) && !authenticated && !insecure)
+    return fail(Code::invalid, "listening on ", text,
+                " would let anyone on the network in, unauthenticated; make a cluster secret (zht secret new), use a loopback "
+                "address, or --insecure");
+  return address;
+}
+
+resp::Facts facts_of(const wire::Status& status) {
+  resp::Facts facts;
+  facts.uptime_ms = status.uptime_ms();
+  facts.durability = status.durability();
+  for (const wire::InstanceStatus& one : status.instances()) {
+    facts.keys += one.keys();
+    facts.memory_bytes += one.memory_bytes();
+    facts.disk_bytes += one.disk_bytes();
+    facts.operations += one.operations();
+  }
+  return facts;
+}
+
+}  // namespace
+
+// The one address a user chooses, before anything is recovered: a bad or taken one is told at once.
+Result<void> Node::Parts::listen_as_manager() {
+  endpoint = std::make_unique<net::FrameServer>(loop, *this);
+  if (!settings.listen.empty()) {
+    TRY_LET(parsed, allowed_address(settings.listen, opener != nullptr, settings.insecure));
+    address = parsed;
+    endpoint->guard(opener);
+    TRY_LET(bound, endpoint->listen_tcp(settings.listen));
+    tcp = bound;
+  }
+  return {};
+}
+
+// The address others are told, of one this process is bound to.
+std::string Node::Parts::reachable(const std::string& bound) const {
+  return settings.advertise.empty() ? bound : settings.advertise + bound.substr(bound.rfind(':'));
+}
+
+Result<void> Node::Parts::listen() {
+  for (std::uint32_t i = 0; i < instances.size(); i++) {
+    if (!settings.listen.empty()) {
+      const std::string host = address.first.find(':') == std::string::npos ? address.first : "[" + address.first + "]";
+      const std::uint32_t port = address.second == 0 ? 0 : address.second + 1 + i;
+      Result<std::string> bound = port > 65'535 ? Result<std::string>(fail(Code::conflict, "no such port"))
+                                                : instances[i]->listen_tcp(host + ":" + std::to_string(port));
+      if (!bound && bound.code() == Code::conflict) bound = instances[i]->listen_tcp(host + ":0");
+      if (!bound) return bound.error();
+      own[i].set_tcp(reachable(*bound));
+      if (settings.udp && !opener) {  // a datagram carries no connection that could have proven anything
+        const auto datagrams = instances[i]->listen_udp(*bound);
+        own[i].set_udp(datagrams.has_value());
+        if (!datagrams) logger().warn("no datagrams", {{"address", *bound}, {"error", datagrams.error()}});
+      }
+    }
+    if (!settings.unix_sockets) continue;
+    TRY_LET(path, support::socket_path(settings.data, "instance-" + std::to_string(i) + ".sock"));
+    TRY(instances[i]->listen_unix(path));
+    own[i].set_unix_socket(path);
+  }
+  if (!settings.unix_sockets) return {};
+  TRY_LET(path, support::socket_path(settings.data, "node.sock"));
+  unix_path = path;
+  return {};
+}
+
+// Redis clients know one address; the gateway's client knows which instance each key is with.
+Result<void> Node::Parts::listen_for_redis(Node& node) {
+  TRY(allowed_address(settings.resp, opener && opener->secret, settings.insecure));
+  redis_client = node.client();
+  redis = std::make_unique<resp::Gateway>(
+      *redis_client,
+      [this](std::function<void(resp::Facts)> tell) {
+        loop.post([this, tell = std::move(tell)] {
+          gather([tell](const wire::Status& status) { tell(facts_of(status)); });
+        });
+      },
+      settings.max_connections, opener && opener->secret ? &*opener->secret : nullptr);
+  TRY_LET(bound, redis->listen(settings.resp));
+  resp_address = bound;
+  redis->run();
+  return {};
+}
+
+// Off unless asked for: a port is the machine's, and a node is often just one user's.
+Result<void> Node::Parts::listen_for_http() {
+  TRY_LET(where, allowed_address(settings.http, opener && opener->secret, settings.insecure));
+  // Of a port that others than this machine's users reach, the figures are for who has the token.
+  const bool asks = opener && opener->secret && !is_loopback(where.first);
+  const std::string token = asks ? opener->secret->metrics_token() : std::string();
+  http = std::make_unique<HttpEndpoint>(loop, [this, asks, token](const std::string& path, const std::string& bearer, HttpEndpoint::Answer answer) {
+    if (path == "/metrics" && asks && !security::same(bearer, token))
+      return answer({401, "text/plain", "Authorization: Bearer <what `zht secret token` prints>\n"});
+    if (path == "/metrics")
+      return gather([answer](const wire::Status& status) {
+        answer({200, "text/plain; version=0.0.4", metrics_text(status)});
+      });
+    if (path == "/healthz")
+      return gather([answer, asks](const wire::Status& status) {
+        const std::string ails = what_ails(status);
+        answer({ails.empty() ? 200 : 503, "text/plain", ails.empty() ? "ok\n" : asks ? "not well\n" : ails});
+      });
+    answer({path == "/" ? 200 : 404, "text/plain", "/metrics\n/healthz\n"});
+  });
+  TRY_LET(bound, http->listen(settings.http));
+  http_address = bound;
+  return {};
+}
+
+void Node::Parts::end_redis() {
+  if (redis) redis->stop();
+  redis_client.reset();
+  redis.reset();
+}
+
+}  // namespace zht::server

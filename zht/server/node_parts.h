@@ -1,0 +1,122 @@
+// What a node is made of, for the files node*.cc alone: its cores, its instances, its listeners, and what it does with them. One
+// idea a file: node_requests (what the manager is asked), node_status (what it tells), node_joining (how it becomes one of a
+// cluster), node_pump (the cluster's core and the world), node_hand_over (partitions go elsewhere), node_instances,
+// node_listeners; node.cc puts them together.
+//
+// Threads: everything here belongs to the manager's loop once start() has returned, but `clients`, `elsewhere_once` and `table`.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "zht/client.h"
+#include "zht/net/event_loop.h"
+#include "zht/net/frame_server.h"
+#include "zht/net/peer_link.h"
+#include "zht/resp/gateway.h"
+#include "zht/security/guard.h"
+#include "zht/server/cluster.h"
+#include "zht/server/http_endpoint.h"
+#include "zht/server/identity.h"
+#include "zht/server/instance_thread.h"
+#include "zht/server/node.h"
+#include "zht/server/service_keeper.h"
+#include "zht/support/process.h"
+#include "zht/wire/zht.pb.h"
+
+namespace zht::server {
+
+struct Node::Parts final : net::FrameHandler {
+  Settings settings;
+  Identity identity;
+  base::SystemClock clock;
+  base::Time started{};
+  std::unique_ptr<base::FileSystem> files = base::real_files();
+  std::optional<support::LockFile> lock;
+  PublishedTable table;
+  std::unique_ptr<Cluster> cluster;
+  std::vector<wire::Instance> own;  // addresses of the instances here
+  std::map<std::uint64_t, std::unique_ptr<net::PeerLink>> links;  // to other managers, by node
+  std::map<std::uint64_t, std::string> managers;                  // where they listen
+  std::string saved_managers;                                     // as in others.json
+  std::vector<replication::Candidate> candidates;                 // as the instances were told
+  std::map<InstanceId, std::string> addresses;
+  std::map<InstanceId, replication::Site> sites;
+  struct Joining {
+    net::ConnectionNumber connection;
+    std::uint64_t request, uid;
+    base::Time until;
+  };
+  std::vector<Joining> joining;
+  base::Time next_look{};
+  bool pump_wanted = false, leaving = false;
+  base::Time hand_over_until{}, next_goals{}, left_at{};
+  asio::thread_pool pool{1};  // syncs, and the end of services
+  std::vector<std::unique_ptr<InstanceThread>> instances;
+  net::EventLoop loop;
+  std::unique_ptr<net::FrameServer> endpoint;
+  std::optional<ServiceKeeper> services;
+  security::Opener opener;  // what TCP connections prove; null: nothing
+  std::pair<std::string, std::uint16_t> address;  // of settings.listen
+  std::string tcp, unix_path;
+  std::unique_ptr<resp::Gateway> redis;
+  std::unique_ptr<Client> redis_client;  // ends before the gateway, whose completions it calls
+  std::string resp_address;
+  std::unique_ptr<HttpEndpoint> http;
+  std::string http_address;
+  bool stopping = false;
+  std::thread manager;  // of an embedded node
+  std::atomic<std::uint64_t> clients{0};
+  std::once_flag elsewhere_once;
+  std::unique_ptr<Client> elsewhere;  // of clients in this process, for what other nodes have a part in
+  Client* client_elsewhere();
+
+  std::size_t on_frames(net::ConnectionNumber from, std::span<const wire::Frame> frames, std::string& out) override {
+    for (const wire::Frame& frame : frames) on_frame(from, frame, out);
+    return frames.size();
+  }
+  void on_frame(net::ConnectionNumber from, const wire::Frame& frame, std::string& out);
+  void gather(std::function<void(const wire::Status&)> deliver);
+  void status(net::ConnectionNumber to, std::uint64_t request);
+  void migrate(const wire::Frame& frame, std::string& out);
+  void tell_cluster(wire::ClusterStatus& to);
+  base::Result<void> listen_for_redis(Node& node);
+  base::Result<void> listen_for_http();
+  void end_redis();
+  void sync(net::ConnectionNumber to, std::uint64_t request);
+  void keep_services();
+  void stop();
+  // The cluster.
+  base::Result<void> choose_identity(unsigned cores);
+  base::Result<Identity> join_cluster();
+  base::Result<void> open_cluster();
+  void settle();
+  void introduce();
+  void pump();
+  void pump_soon();
+  void hand_over();
+  void look_whether_empty();
+  void look_around(base::Time now);
+  void send(const replication::ManagerMessage& message);
+  void tell_all(ClusterNews news);
+  void answer_joining(base::Time now);
+  std::string join_reply(std::uint64_t number);
+  void remember_others();
+  replication::Timing timing() const;
+  void begin_ticks();
+  base::Result<void> open_instances(const Procedures& procedures);
+  std::string reachable(const std::string& bound) const;
+  base::Result<void> listen_as_manager();
+  base::Result<void> listen();
+};
+
+}  // namespace zht::server

@@ -1,0 +1,132 @@
+#include "zht/server/node_parts.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "zht/server/manager_codec.h"
+#include "zht/support/log.h"
+
+// Between the cluster's core and the world: what happened goes in, what follows from it goes out.
+namespace zht::server {
+
+namespace {
+
+const support::Log& logger() {
+  static const support::Log log("zht.manager");
+  return log;
+}
+
+// Who leads and follows, as it changes: the story of a failover, in order.
+const support::Log& view_logger() {
+  static const support::Log log("zht.view");
+  return log;
+}
+
+}  // namespace
+
+// Before anything is served: what this node can decide by itself, because it alone keeps the table, is decided. A node on its own
+// leads all its partitions when this returns.
+void Node::Parts::settle() {
+  for (int i = 0; i < 12; i++) {
+    cluster->tick(clock.now());
+    const auto step = cluster->step(clock.now());
+    ClusterNews news;
+    if (step) news.views = step->views;
+    bool quiet = news.views.empty();
+    for (auto& instance : instances) {
+      InstanceNews heard = instance->settle(news);
+      for (const replication::Wish& one : heard.wishes) cluster->wish(one);
+      for (const replication::ViewNews& one : heard.views) cluster->adopt(one);
+      quiet = quiet && heard.wishes.empty() && heard.views.empty();
+    }
+    if (quiet && i > 0) break;
+  }
+  table.set(cluster->table(clock.now()).SerializeAsString());
+}
+
+void Node::Parts::send(const replication::ManagerMessage& message) {
+  const auto to = static_cast<std::uint64_t>(message.to);
+  const auto where = managers.find(to);
+  if (where == managers.end()) return;
+  auto& link = links[to];
+  if (!link) link = std::make_unique<net::PeerLink>(loop, net::PeerLinkOptions{.opener = opener});
+  link->lead_to(where->second);
+  wire::Gathered frame;
+  encode_manager(frame.bytes, message, identity.cluster);
+  link->send(std::move(frame));
+}
+
+void Node::Parts::tell_all(ClusterNews news) {
+  const auto shared = std::make_shared<const ClusterNews>(std::move(news));
+  for (auto& instance : instances) instance->tell(shared);
+}
+
+// Once for all that has come meanwhile: a keeper syncs its disk each time.
+void Node::Parts::pump_soon() {
+  if (std::exchange(pump_wanted, true)) return;
+  loop.post([this] {
+    pump_wanted = false;
+    pump();
+  });
+}
+
+// After anything happened: what follows from it goes out.
+void Node::Parts::pump() {
+  const base::Time now = clock.now();
+  auto step = cluster->step(now);
+  if (!step) {
+    logger().error("the keeper's disk failed; this node keeps no views any more", {{"error", step.error()}});
+    return;
+  }
+  for (const replication::ManagerMessage& message : step->messages) send(message);
+  for (const auto& [what, where] : step->story) {
+    std::uint64_t newest = 0;
+    for (PartitionId partition : where) newest = std::max(newest, replication::number(cluster->view(partition).epoch));
+    view_logger().info(what, {{"partitions", where.size()}, {"first", static_cast<std::uint32_t>(where.front())}, {"epoch", newest}});
+    for (PartitionId partition : where)
+      view_logger().debug(replication::to_string(cluster->view(partition)), {{"partition", static_cast<std::uint32_t>(partition)}});
+  }
+  if (!step->views.empty() || !step->goals.empty()) {
+    ClusterNews news;
+    news.views = std::move(step->views);
+    news.goals = std::move(step->goals);
+    tell_all(std::move(news));
+  }
+  if (step->table_changed) {
+    table.set(cluster->table(now).SerializeAsString());
+    next_look = {};
+  }
+  if (!joining.empty()) answer_joining(now);
+  if (now >= next_look) look_around(now);
+}
+
+void Node::Parts::begin_ticks() {
+  loop.every(std::chrono::milliseconds(10), [this] {
+    cluster->tick(clock.now());
+    pump();
+  });
+}
+
+// Who is there, and where.
+void Node::Parts::look_around(base::Time now) {
+  next_look = now + std::chrono::milliseconds(200);
+  std::map<InstanceId, std::string> where;
+  for (const auto& [info, lives] : cluster->nodes(now)) {
+    wire::NodeAbout about;
+    if (!about.ParseFromString(info->about)) continue;
+    const bool other = static_cast<std::uint64_t>(info->node) != identity.number;
+    if (other && !about.manager().empty()) managers[static_cast<std::uint64_t>(info->node)] = about.manager();
+    // Those here too: a partition may move from one instance of a node to another.
+    for (const wire::Instance& one : about.instances())
+      if (!one.tcp().empty()) where[InstanceId{one.id()}] = one.tcp();
+  }
+  ClusterNews news;
+  if (auto found = cluster->candidates(now); found != candidates) news.candidates = candidates = std::move(found);
+  if (auto found = cluster->sites(); found != sites) news.sites = sites = std::move(found);
+  if (where != addresses) news.addresses = addresses = std::move(where);
+  if (news.candidates || news.sites || news.addresses) tell_all(std::move(news));
+  remember_others();
+  look_whether_empty();
+}
+
+}  // namespace zht::server

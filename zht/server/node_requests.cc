@@ -1,0 +1,97 @@
+#include "zht/server/node_parts.h"
+
+#include "zht/server/manager_codec.h"
+#include "zht/support/log.h"
+
+// What a node's manager is asked, frame by frame.
+namespace zht::server {
+
+using base::Code;
+using base::Result;
+
+namespace {
+
+const support::Log& logger() {
+  static const support::Log log("zht.manager");
+  return log;
+}
+
+}  // namespace
+
+void Node::Parts::on_frame(net::ConnectionNumber from, const wire::Frame& frame, std::string& out) {
+  const auto kind = static_cast<wire::ControlKind>(frame.op);
+  const auto reply = [&](Code code, Bytes message, Bytes body) {
+    wire::encode_control(out, wire::FrameType::control_reply, kind, frame.request, code, message, body);
+  };
+  if (frame.type == wire::FrameType::goodbye) return;
+  if (frame.type == wire::FrameType::manager) {
+    if (frame.first != identity.cluster) return;
+    if (const auto message = decode_manager(frame)) cluster->on_message(*message, clock.now()), pump_soon();
+    else logger().warn("a message that is not one", {{"error", message.error()}});
+    return;
+  }
+  if (frame.type != wire::FrameType::control_request)
+    return reply(Code::invalid, "this is a node's manager; operations go to the instances its table names", {});
+  switch (kind) {
+    case wire::ControlKind::membership: return reply(Code::ok, {}, *table.get());
+    case wire::ControlKind::status: return status(from, frame.request);
+    case wire::ControlKind::stop:
+      if (settings.embedded) return reply(Code::invalid, "this node is part of another program, which alone ends it", {});
+      reply(Code::ok, {}, {});
+      logger().info("asked to stop");
+      loop.post([this] { stop(); });
+      return;
+    case wire::ControlKind::services_changed:
+      if (settings.embedded) return reply(Code::invalid, "a node inside another program keeps no services", {});
+      services->look(std::chrono::steady_clock::now());
+      return reply(Code::ok, {}, {});
+    case wire::ControlKind::sync: return sync(from, frame.request);
+    case wire::ControlKind::join: {
+      wire::JoinRequest request;
+      if (tcp.empty()) return reply(Code::invalid, "this node listens on no address that others could reach; set listen", {});
+      if (!request.ParseFromArray(frame.value.data(), static_cast<int>(frame.value.size())) || request.uid() == 0)
+        return reply(Code::invalid, "a request to join that cannot be read", {});
+      joining.push_back({from, frame.request, request.uid(), clock.now() + std::chrono::seconds(10)});
+      return answer_joining(clock.now());
+    }
+    case wire::ControlKind::leave: {
+      if (cluster->alone(clock.now())) return reply(Code::invalid, "this node is alone; what it holds is nowhere else", {});
+      if (cluster->keeps(identity.number))
+        return reply(Code::conflict, "node " + std::to_string(identity.number) + " is a keeper of the membership table, and those stay", {});
+      leaving = true;
+      cluster->set_leaving(true);
+      logger().info("asked to leave", {{"node", identity.number}});
+      return reply(Code::ok, {}, {});
+    }
+    case wire::ControlKind::migrate: return migrate(frame, out);
+    case wire::ControlKind::complain:
+    case wire::ControlKind::recover: break;
+    case wire::ControlKind::hello:
+    case wire::ControlKind::prove: return reply(Code::unsupported, "this node has no cluster secret", {});
+  }
+  reply(Code::unsupported, "control request " + std::to_string(frame.op) + " is not known to this build", {});
+}
+
+void Node::Parts::sync(net::ConnectionNumber to, std::uint64_t request) {
+  struct Gathering {
+    std::size_t left = 0;
+    std::optional<Error> failed;
+  };
+  auto gathering = std::make_shared<Gathering>();
+  gathering->left = instances.size();
+  for (auto& instance : instances) {
+    instance->sync([this, gathering, to, request](const Result<void>& outcome) {
+      loop.post([this, gathering, to, request, outcome] {
+        if (!outcome && !gathering->failed) gathering->failed = outcome.error();
+        if (--gathering->left != 0 || endpoint == nullptr) return;
+        std::string frame;
+        wire::encode_control(frame, wire::FrameType::control_reply, wire::ControlKind::sync, request,
+                             gathering->failed ? gathering->failed->code : Code::ok,
+                             gathering->failed ? Bytes(gathering->failed->message) : Bytes(), {});
+        endpoint->send(to, std::move(frame));
+      });
+    });
+  }
+}
+
+}  // namespace zht::server

@@ -1,0 +1,181 @@
+#include "zht/server/node_parts.h"
+
+#include <unistd.h>
+#include <algorithm>
+#include <map>
+
+#include "zht/operation_names.h"
+#include "zht/server/metrics.h"
+#include "zht/wire/zht.pb.h"
+
+// What a node tells of itself and of the cluster: to `zht status`, to Redis' INFO, to /metrics.
+namespace zht::server {
+
+using base::Code;
+
+namespace {
+
+void add_latencies(wire::InstanceStatus& to, const std::vector<support::CoarseHistogram>& latencies) {
+  for (std::size_t kind = 1; kind < latencies.size(); kind++) {
+    const auto& histogram = latencies[kind];
+    if (histogram.count() == 0) continue;
+    auto* one = to.add_latencies();
+    one->set_operation(std::string(name_of(static_cast<OpKind>(kind))));
+    one->set_count(histogram.count());
+    one->set_total_nanos(histogram.sum());
+    one->set_most_nanos(histogram.most());
+    for (std::size_t i = 0; i < support::CoarseHistogram::kBuckets; i++) {
+      if (histogram.bucket(i) == 0) continue;
+      one->add_bucket(static_cast<std::uint32_t>(i));
+      one->add_bucket_count(histogram.bucket(i));
+    }
+  }
+}
+
+}  // namespace
+
+// Asks every instance, each on its own thread; `deliver` hears on the manager's when the last has reported.
+void Node::Parts::gather(std::function<void(const wire::Status&)> deliver) {
+  struct Gathering {
+    wire::Status message;
+    std::size_t left = 0;
+    std::function<void(const wire::Status&)> deliver;
+  };
+  auto gathering = std::make_shared<Gathering>();
+  auto& message = gathering->message;
+  message.set_pid(static_cast<std::uint64_t>(::getpid()));
+  message.set_data_folder(settings.data);
+  message.set_manager_tcp(tcp);
+  message.set_manager_unix(unix_path);
+  message.set_resp(resp_address);
+  message.set_http(http_address);
+  if (redis) {
+    const resp::Gateway::Counts counts = redis->counts();
+    message.set_resp_connections(counts.connections);
+    message.set_resp_commands(counts.commands);
+  }
+  const ProcessFigures process = process_figures();
+  message.set_resident_bytes(process.resident_bytes);
+  message.set_cpu_ms(static_cast<std::uint64_t>(process.cpu_seconds * 1000));
+  message.set_open_files(process.open_files);
+  message.set_durability(settings.durability);
+  message.set_uptime_ms(static_cast<std::uint64_t>(
+      std::chrono::duration_cast<std::chrono::milliseconds>(clock.now() - started).count()));
+  message.set_incarnation(identity.member.incarnation);
+  message.set_partition_count(identity.partition_count);
+  message.set_max_value_size(settings.max_value_size);
+  message.set_build(ZHT_VERSION);
+  tell_cluster(*message.mutable_cluster());
+  for (const auto& service : services->running()) {
+    auto* one = message.add_services();
+    one->set_name(service.name);
+    one->set_pid(static_cast<std::uint64_t>(service.pid));
+  }
+  for (const auto& instance : own) {
+    auto* one = message.add_instances();
+    one->set_id(instance.id());
+    one->set_tcp(instance.tcp());
+    one->set_unix_socket(instance.unix_socket());
+  }
+  gathering->left = instances.size();
+  gathering->deliver = std::move(deliver);
+  for (std::size_t i = 0; i < instances.size(); i++) {
+    instances[i]->report([this, i, gathering](InstanceReport report) {
+      loop.post([i, gathering, report = std::move(report)] {
+        auto& one = *gathering->message.mutable_instances(static_cast<int>(i));
+        one.set_partitions(report.partitions);
+        one.set_keys(report.store.keys);
+        one.set_live_bytes(report.store.live_bytes);
+        one.set_memory_bytes(report.store.memory_bytes);
+        one.set_disk_bytes(report.store.log_bytes + report.store.checkpoint_bytes);
+        one.set_operations(report.operations.operations);
+        one.set_connections(report.connections);
+        one.set_watchers(report.watchers);
+        one.set_rounds(report.operations.rounds);
+        one.set_syncs(report.store.syncs);
+        one.set_redirects(report.operations.redirects);
+        one.set_held(report.operations.held);
+        one.set_let_go(report.operations.let_go);
+        one.set_failure(report.failure);
+        one.set_changes(report.operations.changes);
+        one.set_retries_answered(report.operations.retries_answered);
+        one.set_log_bytes(report.store.log_bytes);
+        one.set_checkpoint_bytes(report.store.checkpoint_bytes);
+        one.set_checkpoints(report.store.checkpoints);
+        one.set_maintenance_failures(report.store.maintenance_failures);
+        add_latencies(one, report.latencies);
+        if (--gathering->left == 0) gathering->deliver(gathering->message);
+      });
+    });
+  }
+}
+
+// Where every partition is, as far as this node knows, and whether there is enough of it.
+void Node::Parts::tell_cluster(wire::ClusterStatus& to) {
+  const base::Time now = clock.now();
+  to.set_cluster(base::to_hex(Bytes(reinterpret_cast<const char*>(&identity.cluster), sizeof identity.cluster)));
+  to.set_node(identity.number);
+  to.set_table_version(cluster->version());
+  for (std::uint64_t keeper : cluster->keepers()) to.add_keepers(keeper);
+  std::map<std::uint64_t, wire::ClusterNode*> nodes;
+  std::size_t there = 0, living_keepers = 0;
+  for (const auto& [info, lives] : cluster->nodes(now)) {
+    const auto number = static_cast<std::uint64_t>(info->node);
+    if (info->leaving && info->instances.empty()) continue;
+    wire::NodeAbout about;
+    (void)about.ParseFromString(info->about);
+    auto* one = to.add_nodes();
+    nodes[number] = one;
+    one->set_node(number);
+    one->set_address(about.manager());
+    one->set_rack(about.rack());
+    one->set_instances(static_cast<std::uint32_t>(info->instances.size()));
+    one->set_lives(lives);
+    one->set_leaving(info->leaving);
+    one->set_incarnation(info->heartbeat >> 32);
+    there++;
+    const bool keeps = cluster->keeps(number);
+    one->set_keeper(keeps);
+    living_keepers += keeps && lives;
+  }
+  to.set_living_keepers(static_cast<std::uint32_t>(living_keepers));
+  const std::size_t copies = std::min<std::size_t>(settings.replicas, there), sync = std::min<std::size_t>(settings.sync_replicas, there);
+  for (std::uint32_t p = 0; p < identity.partition_count; p++) {
+    const replication::View& view = cluster->view(PartitionId{p});
+    const auto count = [&](replication::Member one, auto add) {
+      if (const auto node = nodes.find(node_of(one.instance)); node != nodes.end()) add(*node->second);
+    };
+    const auto lives = [&](replication::Member one) {
+      const auto node = nodes.find(node_of(one.instance));
+      return node != nodes.end() && node->second->lives() && node->second->incarnation() == one.incarnation;
+    };
+    if (view.epoch == Epoch{0}) {
+      to.set_unknown(to.unknown() + 1);
+      continue;
+    }
+    count(view.primary, [](wire::ClusterNode& one) { one.set_leads(one.leads() + 1); });
+    std::size_t living = 0;
+    for (replication::Member one : view.sync) {
+      count(one, [](wire::ClusterNode& node) { node.set_copies(node.copies() + 1); });
+      living += lives(one);
+    }
+    for (replication::Member one : view.learners) count(one, [](wire::ClusterNode& node) { node.set_learns(node.learns() + 1); });
+    if (living == 0) to.set_unavailable(to.unavailable() + 1);
+    else if (!lives(view.primary)) to.set_leaderless(to.leaderless() + 1);
+    if (living > 0 && living < sync) to.set_at_risk(to.at_risk() + 1);
+    if (view.sync.size() + view.learners.size() < copies) to.set_short_of_copies(to.short_of_copies() + 1);
+    if (view.sync.size() + view.learners.size() > copies) to.set_moving(to.moving() + 1);
+  }
+}
+
+void Node::Parts::status(net::ConnectionNumber to, std::uint64_t request) {
+  gather([this, to, request](const wire::Status& message) {
+    if (endpoint == nullptr) return;
+    std::string frame;
+    wire::encode_control(frame, wire::FrameType::control_reply, wire::ControlKind::status, request, Code::ok, {},
+                         message.SerializeAsString());
+    endpoint->send(to, std::move(frame));
+  });
+}
+
+}  // namespace zht::server
