@@ -12,6 +12,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "fusionfs/data/chunk_file.h"
+
 namespace fusionfs {
 
 using base::Bytes;
@@ -134,9 +136,13 @@ Result<ChunkAnswer> RemoteContent::ask(ChunkOperation operation, std::uint64_t f
   request.first = first;
   request.second = second;
   request.bytes = bytes;
-  TRY_LET(answer, peer_->ask(request));
-  if (answer.code != Code::ok) return base::Error{answer.code, peer_->address() + ": " + answer.bytes};
-  return answer;
+  auto answer = peer_->ask(request);
+  if (answer && answer->code != Code::ok) answer = base::Error{answer->code, peer_->address() + ": " + answer->bytes};
+  if (answer) return answer;
+  std::string what = "inode " + std::to_string(raw(inode_));
+  if (operation == ChunkOperation::read || operation == ChunkOperation::write)
+    what += " chunk " + std::to_string(first / kChunkSize) + " (byte " + std::to_string(first) + ")";
+  return base::add_context(what, std::move(answer).error());
 }
 
 Result<void> RemoteContent::begin_writing(std::uint64_t recorded_size) {

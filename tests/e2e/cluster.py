@@ -242,7 +242,6 @@ class Cluster(Sandbox):
         wait_for(settled, f"copies of everything on {' '.join(n.name for n in living)}")
 
     def clean_up(self):
-        if os.environ.get("KEEP"): [shutil.copy(self.path(n.name+".log"), "/tmp/ops/") for n in self.nodes if n.starts]
         for node in self.nodes:
             if node.up():
                 node.process.kill()

@@ -1,0 +1,254 @@
+#!/usr/bin/env python3
+"""One tree mounted on three nodes, each in a network namespace: what one makes the others see; a node is killed in the middle, its
+store and its mount at once; contents are read from the copy that is left, and damage is healed when the node is back."""
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import unittest
+
+import harness
+from cluster import Cluster
+from harness import need, rounds, wait_for
+from network import Network
+
+FILES = rounds(1000, 20_000)  # that each mount makes
+LARGE = 25                    # every so many a file has its bytes in chunks
+
+# Makes files until it has made all of them or cannot; says a file's number when fsync has returned and it is closed.
+MAKER = """
+import os, sys
+folder, mine, first, last, large = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
+for number in range(first, last):
+    file = os.open(f"{folder}/{mine}-{number}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    line = f"{mine}-{number};".encode()
+    os.write(file, line * (1000 if number % large == 0 else 1))
+    os.fsync(file)
+    os.close(file)
+    print(number, flush=True)
+"""
+
+
+def content(mine, number):
+    return f"{mine}-{number};".encode() * (1000 if number % LARGE == 0 else 1)
+
+
+class Mount:
+    """The tree as one node sees it. Mounted from the node's network, seen in everybody's folders."""
+
+    def __init__(self, cluster, node, *options):
+        self.cluster, self.node, self.options = cluster, node, options
+        self.point = cluster.path("mnt-" + node.name)
+        os.makedirs(self.point, exist_ok=True)
+
+    def command(self, *argv):
+        return ["nsenter", f"--net=/run/netns/{self.node.place.namespace}", *argv]
+
+    def place(self):
+        return ["--cluster", self.cluster.addresses(), "--data", self.node.data]
+
+    def up(self):
+        self.cluster.run(*self.command("fusionfs", "mount", *self.place(), *self.options, self.point))
+        self.pid = wait_for(lambda: self.cluster.mount_pid(self.point), f"the process of {self.point}")
+
+    def kill(self):
+        os.kill(self.pid, signal.SIGKILL)
+        wait_for(lambda: not harness.alive(self.pid), f"the end of process {self.pid}")
+
+    def down(self):
+        self.cluster.run(*self.command("fusionfs", "umount", *self.place(), self.point))
+
+    def tool(self, *argv, **options):
+        return self.cluster.run(*self.command("fusionfs", *argv, *self.place()), **options)
+
+    def path(self, *names):
+        return os.path.join(self.point, *names)
+
+    def log(self):
+        with open(os.path.join(self.node.data, "fusionfs.log"), encoding="utf-8", errors="replace") as file:
+            return file.read()
+
+
+class Tree(Cluster):
+    """Three nodes and their mounts."""
+
+    def __init__(self, *options):
+        super().__init__(nodes=3)
+        self.options, self.trees = options, []
+
+    def __enter__(self):
+        super().__enter__()
+        try:
+            self.up()
+            self.trees = [Mount(self, node, *self.options) for node in self.nodes]
+            for mount in self.trees:
+                mount.up()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def show_log(self):
+        super().show_log()
+        for mount in self.trees:
+            print(f"--- end of {mount.node.name}'s fusionfs.log\n{mount.log()[-3000:]}---", flush=True)
+
+    def mount_pid(self, point):
+        found = [pid for pid, command in self.processes().items()
+                 if command.split()[0].endswith("fusionfs") and point in command.split()]
+        return found[0] if len(found) == 1 else None
+
+    def kill_node_of(self, mount):
+        """As a loss of power: everything that runs on it."""
+        mount.node.kill()
+        mount.kill()
+
+    def back(self, mount):
+        mount.node.start()
+        wait_for(mount.node.serves, f"{mount.node.name} to serve again")
+        mount.up()
+
+    def all_know_each_other(self):
+        """Each mount has heard of the others' chunks, so that copies are made."""
+        for mount in self.trees:
+            def copied(at=mount):
+                with open(at.path("probe-" + at.node.name), "wb") as file:
+                    file.write(bytes(10_000))
+                return os.getxattr(file.name, "fusionfs.copies") != b"none"
+            wait_for(copied, f"{mount.node.name} to know other chunk stores")
+
+
+class Maker(threading.Thread):
+    def __init__(self, tree, mount, folder, first, last):
+        super().__init__(daemon=True)
+        self.process = tree.start(sys.executable, "-c", MAKER, mount.path(folder), mount.node.name, first, last, LARGE,
+                                  stderr=subprocess.DEVNULL)
+        self.mine, self.acknowledged = mount.node.name, []
+        self.start()
+
+    def run(self):
+        for line in self.process.stdout:
+            self.acknowledged.append(int(line))
+        self.process.wait()
+
+
+class Mounts(unittest.TestCase):
+    def setUp(self):
+        need("fusionfs", fuse=True)
+        if reason := Network.lacking():
+            self.skipTest(reason)
+
+    def tree(self, *options):
+        tree = Tree(*options)
+        self.enterContext(tree)
+        return tree
+
+    def assert_clean(self, tree):
+        # What a killed mount had begun and nobody met since, and chunks of which no record speaks yet, are mended once; then
+        # nothing may be left, whichever node looks.
+        for mount in tree.trees:
+            mount.tool("fsck", "--repair")
+        for mount in tree.trees:
+            self.assertIn("clean", mount.tool("fsck")[0])
+
+    def test_three_mounts_of_one_tree_and_a_node_killed_in_the_middle(self):
+        tree = self.tree("-o", "replicas=2")
+        one, two, three = tree.trees
+        tree.all_know_each_other()
+        for number, mount in enumerate(tree.trees):
+            os.mkdir(mount.path(f"of-{number}"))
+            for size in (0, 10, 5_000, 200_000):
+                with open(mount.path(f"of-{number}", str(size)), "wb") as file:
+                    file.write(b"%d" % number * size)
+        for mount in tree.trees:
+            for number in range(3):
+                for size in (0, 10, 5_000, 200_000):
+                    with open(mount.path(f"of-{number}", str(size)), "rb") as file:
+                        self.assertEqual(file.read(), b"%d" % number * size)
+
+        os.mkdir(one.path("all"))
+        makers = [Maker(tree, mount, "all", 0, FILES) for mount in tree.trees]
+        wait_for(lambda: len(makers[1].acknowledged) > FILES // 3, "a third of the files", 3600)
+        tree.kill_node_of(two)
+        makers[1].join(harness.DEADLINE)
+        self.assertNotEqual(makers[1].process.returncode, 0)
+        made_by_two = len(makers[1].acknowledged)
+        wait_for(lambda: all(len(makers[n].acknowledged) > made_by_two + FILES // 10 for n in (0, 2)), "the others to go on", 3600)
+        tree.back(two)
+        makers.append(Maker(tree, two, "all", made_by_two, FILES))
+        for maker in makers:
+            maker.join(3600)
+        self.assertEqual([maker.process.returncode for maker in (makers[0], *makers[2:])], [0, 0, 0])
+
+        acknowledged = {f"{maker.mine}-{number}" for maker in makers for number in maker.acknowledged}
+        self.assertEqual(len(acknowledged), 3 * FILES)
+        for mount in tree.trees:
+            self.assertEqual(acknowledged - set(os.listdir(mount.path("all"))), set(), mount.node.name)
+        wrong = []
+        for number in range(FILES):
+            for maker in makers[:3]:
+                # Each mount reads a third, no one its own.
+                reader = tree.trees[(int(maker.mine[1:]) + number % 2) % 3]
+                with open(reader.path("all", f"{maker.mine}-{number}"), "rb") as file:
+                    if file.read() != content(maker.mine, number):
+                        wrong.append((maker.mine, number))
+        self.assertEqual(wrong, [])
+        self.assert_clean(tree)
+
+    def test_a_copy_serves_while_its_node_is_down_and_damage_is_healed_when_it_is_back(self):
+        tree = self.tree("-o", "replicas=2")
+        one, two, three = tree.trees
+        tree.all_know_each_other()
+        path, data = two.path("file"), os.urandom(3_000_000)
+        with open(path, "wb") as file:
+            file.write(data)
+            os.fsync(file.fileno())
+        chunk = json.loads(two.tool("locate", path, "--json")[0])["chunks"][0]["path"]
+        tree.kill_node_of(two)
+        with open(chunk, "r+b") as file:  # what the crash has done to its disk
+            file.seek(1_234_567)
+            file.write(b"damage")
+        for mount in (one, three):
+            with open(mount.path("file"), "rb") as file:
+                self.assertEqual(file.read(), data)
+        tree.back(two)
+        healed = json.loads(two.tool("scrub", "--json")[0])
+        self.assertEqual((healed["damaged_count"], healed["healed_count"]), (1, 1))
+        with open(two.path("file"), "rb") as file:
+            self.assertEqual(file.read(), data)
+        self.assert_clean(tree)
+
+    def test_without_a_copy_the_chunk_is_named_and_the_file_comes_back_with_its_node(self):
+        tree = self.tree()
+        one, two, three = tree.trees
+        data = os.urandom(300_000)
+        with open(two.path("file"), "wb") as file:
+            file.write(data)
+            os.fsync(file.fileno())
+        inode = os.stat(two.path("file")).st_ino
+        with open(one.path("file"), "rb") as file:
+            self.assertEqual(file.read(), data)
+        tree.kill_node_of(two)
+        with open(three.path("file"), "rb") as file:
+            with self.assertRaises(OSError) as failed:
+                file.read()
+        self.assertEqual(failed.exception.errno, 5)
+        self.assertIn(f"inode {inode} chunk 0 (byte 0)", three.log())
+        with open(three.path("other"), "wb") as file:  # all else goes on
+            file.write(bytes(10_000))
+        tree.back(two)
+
+        def read():
+            try:
+                with open(three.path("file"), "rb") as file:
+                    return file.read() == data
+            except OSError:
+                return False
+        wait_for(read, "the file to be read again")
+        self.assert_clean(tree)
+
+
+if __name__ == "__main__":
+    harness.main("fusionfs", fuse=True)
