@@ -29,11 +29,7 @@ constexpr std::size_t kMostIdle = 16;
 
 }  // namespace
 
-ChunkPeer::~ChunkPeer() {
-  for (const int socket : idle_) ::close(socket);
-}
-
-Result<int> ChunkPeer::connect() {
+Result<ChunkPeer::Link> ChunkPeer::connect() {
   const auto colon = address_.rfind(':');
   std::string host = address_.substr(0, colon);
   if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
@@ -59,27 +55,23 @@ Result<int> ChunkPeer::connect() {
   }
   const int yes = 1;
   ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
-  Result<ChunkAnswer> hello = ChunkAnswer{};
-  if (error == 0) {
-    ChunkRequest request;
-    request.bytes = secret_;
-    hello = exchange(socket, encode(request), kPatience);
-    if (hello && hello->code == Code::ok && hello->number == identity_) return socket;
-  }
-  ::close(socket);
-  if (error != 0)
-    return fail(Code::unavailable, "chunk store ", identity_, " at ", address_, ": ", std::strerror(error));
-  if (!hello) return hello.error();
-  if (hello->code != Code::ok)
-    return fail(Code::unavailable, "chunk store ", identity_, " at ", address_, ": ", hello->bytes);
-  return fail(Code::unavailable, "at ", address_, " is chunk store ", hello->number, ", not ", identity_);
+  auto link = std::make_unique<ChunkLink>(socket, opener_, zht::Side::asker);
+  const std::string where = "chunk store " + std::to_string(identity_) + " at " + address_;
+  if (error != 0) return fail(Code::unavailable, where, ": ", std::strerror(error));
+  if (const auto proven = link->prove(kPatience); !proven) return base::add_context(where, proven.error());
+  auto hello = exchange(*link, encode(ChunkRequest{}), kPatience);
+  if (!hello) return base::add_context(where, std::move(hello).error());
+  if (hello->code != Code::ok) return fail(Code::unavailable, where, ": ", hello->bytes);
+  if (hello->number != identity_)
+    return fail(Code::unavailable, "at ", address_, " is chunk store ", hello->number, ", not ", identity_);
+  return link;
 }
 
-Result<ChunkAnswer> ChunkPeer::exchange(int socket, Bytes request, std::chrono::milliseconds patience) {
-  TRY(send_frame(socket, request, patience));
-  TRY_LET(frame, receive_frame(socket, patience));
+Result<ChunkAnswer> ChunkPeer::exchange(ChunkLink& link, Bytes request, std::chrono::milliseconds patience) {
+  TRY(link.send(request, patience));
+  TRY_LET(frame, link.receive(patience));
   auto answer = decode_chunk_answer(frame);
-  if (!answer) return fail(Code::unavailable, "chunk store ", identity_, " at ", address_, ": its answer cannot be read");
+  if (!answer) return fail(Code::unavailable, "its answer cannot be read");
   return std::move(*answer);
 }
 
@@ -88,43 +80,41 @@ Result<ChunkAnswer> ChunkPeer::ask(const ChunkRequest& request) {
   const auto patience = request.operation == ChunkOperation::sync ? kSyncPatience : kPatience;
   // A kept connection may have broken meanwhile; every request may be made twice.
   for (bool fresh = false;;) {
-    int socket = -1;
+    Link link;
     {
       const std::lock_guard lock(mutex_);
       if (std::chrono::steady_clock::now() < down_until_)
         return fail(Code::unavailable, "chunk store ", identity_, " at ", address_, " did not answer a moment ago");
       if (!idle_.empty() && !fresh) {
-        socket = idle_.back();
+        link = std::move(idle_.back());
         idle_.pop_back();
       }
     }
-    fresh = socket < 0;
+    fresh = link == nullptr;
     Result<ChunkAnswer> answer = ChunkAnswer{};
     if (fresh) {
       auto made = connect();
       if (made)
-        socket = *made;
+        link = std::move(*made);
       else
         answer = made.error();
     }
-    if (answer) answer = exchange(socket, bytes, patience);
+    if (answer) {
+      answer = exchange(*link, bytes, patience);
+      if (!answer) answer = fail(Code::unavailable, "chunk store ", identity_, " at ", address_, ": ", answer.error().message);
+    }
     const std::lock_guard lock(mutex_);
     if (answer) {
-      if (idle_.size() < kMostIdle)
-        idle_.push_back(socket);
-      else
-        ::close(socket);
+      if (idle_.size() < kMostIdle) idle_.push_back(std::move(link));
       return answer;
     }
-    if (socket >= 0) ::close(socket);
     if (!fresh) {
-      for (const int each : idle_) ::close(each);  // they lead to the same place
-      idle_.clear();
+      idle_.clear();  // they lead to the same place
       fresh = true;
       continue;
     }
     down_until_ = std::chrono::steady_clock::now() + kLeftAlone;
-    return fail(Code::unavailable, "chunk store ", identity_, " at ", address_, ": ", answer.error().message);
+    return fail(Code::unavailable, answer.error().message);
   }
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "fusionfs/data/chunk_link.h"
 #include "fusionfs/data/chunk_protocol.h"
 #include "fusionfs/data/content.h"
 
@@ -16,9 +17,8 @@ namespace fusionfs {
 // Any thread. Errors: unavailable; what the other node answers.
 class ChunkPeer {
  public:
-  ChunkPeer(std::uint64_t identity, std::string address, std::string secret)
-      : identity_(identity), address_(std::move(address)), secret_(std::move(secret)) {}
-  ~ChunkPeer();
+  ChunkPeer(std::uint64_t identity, std::string address, zht::Opener opener)
+      : identity_(identity), address_(std::move(address)), opener_(std::move(opener)) {}
   ChunkPeer(const ChunkPeer&) = delete;
   ChunkPeer& operator=(const ChunkPeer&) = delete;
   std::uint64_t identity() const { return identity_; }
@@ -27,13 +27,15 @@ class ChunkPeer {
   base::Result<ChunkAnswer> ask(const ChunkRequest& request);
 
  private:
-  base::Result<int> connect();
-  base::Result<ChunkAnswer> exchange(int socket, base::Bytes request, std::chrono::milliseconds patience);
+  using Link = std::unique_ptr<ChunkLink>;
+  base::Result<Link> connect();
+  base::Result<ChunkAnswer> exchange(ChunkLink& link, base::Bytes request, std::chrono::milliseconds patience);
 
   const std::uint64_t identity_;
-  const std::string address_, secret_;  // host:port
+  const std::string address_;  // host:port
+  const zht::Opener opener_;
   std::mutex mutex_;
-  std::vector<int> idle_;                                // guarded by mutex_
+  std::vector<Link> idle_;                               // guarded by mutex_
   std::chrono::steady_clock::time_point down_until_{};   // guarded by mutex_
 };
 

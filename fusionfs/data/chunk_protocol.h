@@ -4,11 +4,11 @@
 //   request:  u8 operation, u64 inode, u64 first, u64 second, str bytes
 //   answer:   u8 code (base::Code), u64 number, str bytes (of an error: its message)
 //
-// The first request is `hello`, with the secret that the store keeps for those who may ask it: whoever may read and change
-// the file system's names may read and change its bytes. README.md, "Contents on several nodes".
+// Before the first frame both ends prove that they belong to the cluster, inside TLS where it has that (chunk_link.h): whoever
+// may read and change the file system's names may read and change its bytes, and nobody else. Then `hello` asks which
+// store this is: an address may have gone over to another.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <string>
 
@@ -18,7 +18,7 @@
 namespace fusionfs {
 
 enum class ChunkOperation : std::uint8_t {
-  hello = 1,          // bytes: the secret. Answer: number, the store's identity
+  hello = 1,          // Answer: number, the store's identity
   begin_writing = 2,  // first: recorded size
   read = 3,           // first: offset; second: size. Answer: bytes
   write = 4,          // first: offset; bytes
@@ -51,10 +51,5 @@ std::string encode(const ChunkAnswer& answer);
 // `in` must outlive the request. Nothing: damaged, or an operation that this build does not know.
 std::optional<ChunkRequest> decode_chunk_request(base::Bytes in);
 std::optional<ChunkAnswer> decode_chunk_answer(base::Bytes in);
-
-// Blocking; each waits `patience` at most without any progress. unavailable: the other side does not go on, or has gone;
-// corrupt: what came is no frame.
-base::Result<void> send_frame(int socket, base::Bytes payload, std::chrono::milliseconds patience);
-base::Result<std::string> receive_frame(int socket, std::chrono::milliseconds patience);
 
 }  // namespace fusionfs

@@ -21,14 +21,15 @@ namespace {
 constexpr std::size_t kMostConnections = 256;
 constexpr std::size_t kMostOpen = 512;                   // files kept open between requests
 constexpr std::chrono::seconds kKeptOpen{60};            // without a request
+constexpr std::chrono::milliseconds kProof{5'000};       // until a new connection has proven itself
 constexpr std::chrono::milliseconds kPatience{30'000};   // in the middle of a request
 constexpr std::chrono::milliseconds kLongIdle{600'000};  // between two
 
 }  // namespace
 
 Result<std::unique_ptr<ChunkServer>> ChunkServer::start(const ChunkStore& store, const std::string& host,
-                                                        std::uint16_t port, std::string secret) {
-  std::unique_ptr<ChunkServer> server(new ChunkServer(store, std::move(secret)));
+                                                        std::uint16_t port, zht::Opener opener) {
+  std::unique_ptr<ChunkServer> server(new ChunkServer(store, std::move(opener)));
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
@@ -57,10 +58,9 @@ ChunkServer::~ChunkServer() {
   if (listener_ >= 0) ::shutdown(listener_, SHUT_RDWR);
   if (acceptor_.joinable()) acceptor_.join();
   if (listener_ >= 0) ::close(listener_);
-  for (const auto& each : connections_) ::shutdown(each->socket, SHUT_RDWR);
+  for (const auto& each : connections_) each->link.shut_down();
   for (const auto& each : connections_) {
     if (each->thread.joinable()) each->thread.join();
-    ::close(each->socket);
   }
 }
 
@@ -76,7 +76,6 @@ void ChunkServer::accept_all() {
         continue;
       }
       (*each)->thread.join();
-      ::close((*each)->socket);
       each = connections_.erase(each);
     }
     const auto now = std::chrono::steady_clock::now();
@@ -88,42 +87,32 @@ void ChunkServer::accept_all() {
     }
     const int yes = 1;
     ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
-    auto made = std::make_unique<Connection>();
-    made->socket = socket;
+    auto made = std::make_unique<Connection>(socket, opener_);
     Connection* connection = made.get();
     made->thread = std::thread([this, connection] {
-      serve(connection->socket);
+      serve(connection->link);
+      connection->link.shut_down();
       connection->ended = true;
     });
     connections_.push_back(std::move(made));
   }
 }
 
-void ChunkServer::serve(int socket) {
-  bool known = false;
-  while (!stopping_) {
-    pollfd wanted{socket, POLLIN, 0};
-    if (::poll(&wanted, 1, static_cast<int>(kLongIdle.count())) <= 0) break;
-    const auto frame = receive_frame(socket, kPatience);
-    if (!frame) break;
+void ChunkServer::serve(ChunkLink& link) {
+  if (!link.prove(kProof)) return;
+  while (!stopping_ && link.wait_for_more(kLongIdle)) {
+    const auto frame = link.receive(kPatience);
+    if (!frame) return;
     const auto request = decode_chunk_request(*frame);
     ChunkAnswer reply;
-    if (!request) {
+    if (request) {
+      reply = answer(*request);
+    } else {
       reply.code = Code::unsupported;
       reply.bytes = "a request that this chunk server does not know";
-    } else if (request->operation == ChunkOperation::hello) {
-      known = request->bytes == secret_;
-      reply.number = store_.identity();
-      if (!known) reply.code = Code::invalid;
-      if (!known) reply.bytes = "wrong secret";
-    } else if (!known) {
-      break;
-    } else {
-      reply = answer(*request);
     }
-    if (!send_frame(socket, encode(reply), kPatience)) break;
+    if (!link.send(encode(reply), kPatience)) return;
   }
-  ::shutdown(socket, SHUT_RDWR);
 }
 
 std::shared_ptr<LocalContent> ChunkServer::content(InodeId inode) {
@@ -150,6 +139,10 @@ ChunkAnswer ChunkServer::answer(const ChunkRequest& request) {
     reply.code = done.error().code;
     reply.bytes = done.error().message;
   };
+  if (request.operation == ChunkOperation::hello) {
+    reply.number = store_.identity();
+    return reply;
+  }
   if (request.operation == ChunkOperation::remove) {
     {
       const std::lock_guard lock(mutex_);

@@ -10,6 +10,7 @@
 #include <string>
 #include <thread>
 
+#include "fusionfs/data/chunk_link.h"
 #include "fusionfs/data/chunk_protocol.h"
 #include "fusionfs/data/chunk_store.h"
 
@@ -17,24 +18,25 @@ namespace fusionfs {
 
 class ChunkServer {
  public:
-  // Listens on `host` (a number, IPv4 or IPv6) and `port`, 0: any. The store must outlive it. unavailable: it cannot be
-  // listened on.
+  // Serves whoever proves what `opener` asks for. Listens on `host` (a number, IPv4 or IPv6) and `port`, 0: any. The store must
+  // outlive it. unavailable: it cannot be listened on.
   static Result<std::unique_ptr<ChunkServer>> start(const ChunkStore& store, const std::string& host,
-                                                    std::uint16_t port, std::string secret);
+                                                    std::uint16_t port, zht::Opener opener);
   ~ChunkServer();  // ends connections
   ChunkServer(const ChunkServer&) = delete;
   ChunkServer& operator=(const ChunkServer&) = delete;
   std::uint16_t port() const { return port_; }
 
  private:
-  ChunkServer(const ChunkStore& store, std::string secret) : store_(store), secret_(std::move(secret)) {}
+  ChunkServer(const ChunkStore& store, zht::Opener opener) : store_(store), opener_(std::move(opener)) {}
   void accept_all();
-  void serve(int socket);
+  void serve(ChunkLink& link);
   ChunkAnswer answer(const ChunkRequest& request);
   std::shared_ptr<LocalContent> content(InodeId inode);
 
   struct Connection {
-    int socket = -1;
+    explicit Connection(int socket, const zht::Opener& opener) : link(socket, opener, zht::Side::answerer) {}
+    ChunkLink link;
     std::thread thread;
     std::atomic<bool> ended{false};
   };
@@ -43,7 +45,7 @@ class ChunkServer {
     std::chrono::steady_clock::time_point used;
   };
   const ChunkStore& store_;
-  const std::string secret_;
+  const zht::Opener opener_;
   int listener_ = -1;
   std::uint16_t port_ = 0;
   std::atomic<bool> stopping_{false};

@@ -1,6 +1,7 @@
 #include "fusionfs/data/stores.h"
 
 #include <algorithm>
+#include <cstdio>
 
 #include "novoht/base/random.h"
 
@@ -14,6 +15,8 @@ using zht::Operation;
 using zht::Outcome;
 
 namespace {
+
+constexpr zht::Millis kPatience{2'000};
 
 // A store whose server is not known at the moment.
 class NoContent final : public Content {
@@ -135,20 +138,26 @@ class Copies final : public Content {
 
 std::string store_key(std::uint64_t identity) { return "{fusionfs}store/" + std::to_string(identity); }
 
-Result<std::string> Stores::secret() {
+Result<zht::Opener> Stores::opener() {
   {
     const std::lock_guard lock(mutex_);
-    if (!secret_.empty()) return secret_;
+    if (opener_) return opener_;
   }
-  std::string fresh;
-  for (int i = 0; i < 4; ++i) base::Writer(fresh).u64(base::entropy());
-  const Outcome made = client_.call(Operation::insert_new(kChunkSecretKey, fresh));
-  if (!made.ok() && made.code != Code::conflict) return made.error();
-  const Outcome found = client_.call(Operation::lookup(kChunkSecretKey));
-  if (!found.ok()) return found.error();
+  const auto kept_in_the_store = [this]() -> Result<std::string> {
+    char fresh[65];
+    for (int i = 0; i < 4; ++i)
+      std::snprintf(fresh + i * 16, 17, "%016llx", static_cast<unsigned long long>(base::entropy()));
+    const Outcome made = client_.call(Operation::insert_new(kChunkSecretKey, fresh));
+    if (!made.ok() && made.code != Code::conflict) return made.error();
+    const Outcome found = client_.call(Operation::lookup(kChunkSecretKey));
+    if (!found.ok()) return found.error();
+    return found.value;
+  };
+  const std::string data_folder = local_.folder().substr(0, local_.folder().rfind('/'));
+  TRY_LET(opener, zht::link_opener(data_folder, "fusionfs chunks", kept_in_the_store));
   const std::lock_guard lock(mutex_);
-  secret_ = found.value;
-  return secret_;
+  opener_ = opener;
+  return opener_;
 }
 
 void Stores::serve_at(std::string address) {
@@ -163,12 +172,11 @@ void Stores::leave() {
     serves = !address_.empty();
     address_.clear();
   }
-  if (serves) client_.call(Operation::remove(store_key(local_.identity()), true));
+  if (serves) client_.call(Operation::remove(store_key(local_.identity()), true), kPatience);
 }
 
 // Nobody may be held up for long by a store that does not answer: what is not heard now is heard next time.
 Result<void> Stores::refresh() {
-  constexpr zht::Millis kPatience{2'000};
   std::string mine;
   bool listed = false;
   {
@@ -195,7 +203,7 @@ Result<void> Stores::refresh() {
   }
   all.erase(local_.identity());
   if (all.empty()) return {};
-  TRY_LET(word, secret());
+  TRY_LET(proof, opener());
   std::map<std::uint64_t, std::string> addresses;
   for (const std::uint64_t identity : all) {
     const Outcome found = client_.call(Operation::lookup(store_key(identity)), kPatience);
@@ -208,7 +216,7 @@ Result<void> Stores::refresh() {
     return address == addresses.end() || address->second != each.second->address();
   });
   for (const auto& [identity, address] : addresses) {
-    if (peers_.count(identity) == 0) peers_[identity] = std::make_shared<ChunkPeer>(identity, address, word);
+    if (peers_.count(identity) == 0) peers_[identity] = std::make_shared<ChunkPeer>(identity, address, proof);
   }
   return {};
 }

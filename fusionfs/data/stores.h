@@ -24,13 +24,14 @@ inline constexpr const char* kChunkSecretKey = "{fusionfs}chunk_secret";
 std::string store_key(std::uint64_t identity);                       // ttl; "host:port" of its chunk server
 inline constexpr zht::Millis kStoreLife{12'000};
 
-// Any thread, but refresh(), serve_at() and secret(), which block on the store, not on a client's own.
+// Any thread, but refresh(), serve_at() and opener(), which block on the store, not on a client's own.
 class Stores {
  public:
   Stores(zht::Client& client, const ChunkStore& local) : client_(client), local_(local) {}
 
-  // The secret of the chunk servers; made when there is none.
-  base::Result<std::string> secret();
+  // What both ends of a link to a chunk server ask for: what the cluster asks for, as this node's data folder and the
+  // environment have it; where that is nothing, a word that the store keeps.
+  base::Result<zht::Opener> opener();
   // From now on refresh() says that this node's store is served at `address`.
   void serve_at(std::string address);
   base::Result<void> refresh();
@@ -50,7 +51,8 @@ class Stores {
   zht::Client& client_;
   const ChunkStore& local_;
   mutable std::mutex mutex_;
-  std::string secret_, address_;                                // guarded by mutex_
+  zht::Opener opener_;                                          // guarded by mutex_
+  std::string address_;                                         // guarded by mutex_
   bool listed_ = false;                                         // guarded by mutex_
   std::map<std::uint64_t, std::shared_ptr<ChunkPeer>> peers_;   // those that live. Guarded by mutex_
   std::size_t next_ = 0;                                        // guarded by mutex_

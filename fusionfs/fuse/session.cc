@@ -160,6 +160,8 @@ Result<void> parse_options(const std::string& list, MountOptions& options) {
       const auto colon = value.rfind(':');
       const bool port = colon != std::string::npos && value.find(']', colon) == std::string::npos;
       options.serve_host = port ? value.substr(0, colon) : value;
+      if (options.serve_host.starts_with("[") && options.serve_host.ends_with("]"))
+        options.serve_host = options.serve_host.substr(1, options.serve_host.size() - 2);
       if (port) {
         const auto number = support::parse_number(value.substr(colon + 1), 0, 65535);
         if (!number) return fail(Code::invalid, "-o serve=", base::escape(value), ": expected an address, or address:port");
@@ -311,8 +313,8 @@ Result<bool> serve_mount(zht::Client& client, const MountOptions& options, const
   };
   std::unique_ptr<ChunkServer> server;
   if (!options.serve_host.empty()) {
-    TRY_LET(secret, Stores(client, *chunks).secret());
-    TRY_LET(started, ChunkServer::start(*chunks, options.serve_host, options.serve_port, secret));
+    TRY_LET(opener, Stores(client, *chunks).opener());
+    TRY_LET(started, ChunkServer::start(*chunks, options.serve_host, options.serve_port, opener));
     server = std::move(started);
     const bool v6 = options.serve_host.find(':') != std::string::npos;
     file_options.serves_at =

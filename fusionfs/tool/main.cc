@@ -44,6 +44,7 @@ int main(int argc, char** argv) {
   fusionfs::add_look_verbs(program);
   fusionfs::add_inspect_verbs(program);
   fusionfs::add_scrub_verb(program);
+  fusionfs::add_serve_verb(program);
   fusionfs::add_provenance_verbs(program);
   std::vector<std::string> words(argv, argv + argc);
   if (argc > 0 && std::string_view(argv[0]).ends_with("mount.fusionfs")) words = from_mount(words);

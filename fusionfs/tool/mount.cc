@@ -1,7 +1,5 @@
 #include <fcntl.h>
-#include <netdb.h>
 #include <signal.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -9,12 +7,12 @@
 #include <CLI/CLI.hpp>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <memory>
 #include <optional>
 #include <nlohmann/json.hpp>
 
 #include "fusionfs/fuse/session.h"
+#include "fusionfs/tool/chunk_service.h"
 #include "fusionfs/tool/verbs.h"
 #include "zht/local_server.h"
 #include "zht/support/log.h"
@@ -40,33 +38,25 @@ void block_signals() {
   ::sigprocmask(SIG_BLOCK, &set, nullptr);
 }
 
-// The address of this node as the cluster's first node sees it; 127.0.0.1 where that cannot be told.
-std::string own_address(const std::string& cluster) {
-  std::string first = cluster;
-  if (std::ifstream list(cluster); list && std::getline(list, first)) {
+// Other nodes are to reach this node's chunks: by the service that its node keeps running; where there is no such node, through
+// the mount, unless another mount does that (then serve_host is emptied). What is returned is held while it does.
+Result<std::optional<support::LockFile>> see_to_serving(const support::CommonFlags& common, MountOptions& options,
+                                                        bool node_is_here) {
+  if (options.serve_host.empty()) options.serve_host = own_address(cluster_of(common));
+  TRY(parse_listen(options.serve_host.find(':') != std::string::npos ? "[" + options.serve_host + "]" : options.serve_host));
+  if (!node_is_here && support::held_by(options.data_folder + "/node.lock")) {
+    const auto kept = keep_chunks_served(common, options.data_folder, {options.serve_host, options.serve_port});
+    if (kept) {
+      options.serve_host.clear();
+      return std::optional<support::LockFile>();
+    }
+    if (!common.quiet) support::complain("fusionfs", kept.error().message + "; the mount serves them while it lasts");
   }
-  first = first.substr(0, first.find(','));
-  const auto colon = first.rfind(':');
-  std::string host = first.substr(0, colon);
-  if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_DGRAM;
-  addrinfo* found = nullptr;
-  std::string own = "127.0.0.1";
-  if (colon == std::string::npos || ::getaddrinfo(host.c_str(), first.c_str() + colon + 1, &hints, &found) != 0) return own;
-  // Connecting a datagram socket sends nothing; it chooses the address that packets there would come from.
-  const int socket = ::socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  sockaddr_storage bound{};
-  socklen_t size = sizeof bound;
-  char text[NI_MAXHOST];
-  if (socket >= 0 && ::connect(socket, found->ai_addr, found->ai_addrlen) == 0 &&
-      ::getsockname(socket, reinterpret_cast<sockaddr*>(&bound), &size) == 0 &&
-      ::getnameinfo(reinterpret_cast<sockaddr*>(&bound), size, text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0) {
-    own = text;
-  }
-  if (socket >= 0) ::close(socket);
-  ::freeaddrinfo(found);
-  return own;
+  auto lock = support::hold_service(options.data_folder, kChunkService);
+  if (lock) return std::optional<support::LockFile>(std::move(*lock));
+  if (lock.code() != Code::conflict) return lock.error();
+  options.serve_host.clear();
+  return std::optional<support::LockFile>();
 }
 
 // Serves the mount until it ends. With -o embed a local node that is not running yet runs in this process: most of what
@@ -81,9 +71,7 @@ Result<void> serve(const support::CommonFlags& common, MountOptions options, con
   if (common.timeout.count() == 0) client_options.timeout = kDefaultTimeout;
   std::unique_ptr<zht::LocalServer> node;
   std::unique_ptr<zht::Client> client;
-  const char* cluster = std::getenv("ZHT_CLUSTER");
-  if (options.embed && client_options.cluster.empty() && (cluster == nullptr || *cluster == '\0') &&
-      client_options.start_node) {
+  if (options.embed && cluster_of(common).empty() && client_options.start_node) {
     auto started = zht::LocalServer::start(options.data_folder);
     if (!started && started.code() != Code::conflict) return started.error();
     if (started) {
@@ -98,10 +86,12 @@ Result<void> serve(const support::CommonFlags& common, MountOptions options, con
     TRY_LET(connected, zht::connect(client_options));
     client = std::move(connected);
   }
-  if (!options.serve.value_or(!client_options.cluster.empty() || (cluster != nullptr && *cluster != '\0'))) {
+  std::optional<support::LockFile> serving;
+  if (!options.serve.value_or(!cluster_of(common).empty())) {
     options.serve_host.clear();
-  } else if (options.serve_host.empty()) {
-    options.serve_host = own_address(client_options.cluster.empty() && cluster != nullptr ? cluster : client_options.cluster);
+  } else {
+    TRY_LET(others_reach_it, see_to_serving(common, options, node != nullptr));
+    serving = std::move(others_reach_it);
   }
   const auto served = serve_mount(*client, options, ready);
   if (!served) return served.error();

@@ -3,6 +3,7 @@
 store and its mount at once; contents are read from the copy that is left, and damage is healed when the node is back."""
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,6 +36,13 @@ def content(mine, number):
     return f"{mine}-{number};".encode() * (1000 if number % LARGE == 0 else 1)
 
 
+def forget_pages(path):
+    """The kernel's: who reads next asks the mount."""
+    file = os.open(path, os.O_RDONLY)
+    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(file)
+
+
 class Mount:
     """The tree as one node sees it. Mounted from the node's network, seen in everybody's folders."""
 
@@ -53,10 +61,6 @@ class Mount:
         self.cluster.run(*self.command("fusionfs", "mount", *self.place(), *self.options, self.point))
         self.pid = wait_for(lambda: self.cluster.mount_pid(self.point), f"the process of {self.point}")
 
-    def kill(self):
-        os.kill(self.pid, signal.SIGKILL)
-        wait_for(lambda: not harness.alive(self.pid), f"the end of process {self.pid}")
-
     def down(self):
         self.cluster.run(*self.command("fusionfs", "umount", *self.place(), self.point))
 
@@ -74,13 +78,27 @@ class Mount:
 class Tree(Cluster):
     """Three nodes and their mounts."""
 
-    def __init__(self, *options):
+    def __init__(self, *options, tls=False):
         super().__init__(nodes=3)
-        self.options, self.trees = options, []
+        self.options, self.tls, self.trees = options, tls, []
+
+    def make_certificates(self):
+        """For all that is started from now on. (Of each key the sandbox's user alone is a reader.)"""
+        key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout")
+        for command in (("req", "-x509", *key, "ca.key", "-out", "ca.pem", "-subj", "/CN=ca", "-days", "3"),
+                        ("req", *key, "node.key", "-out", "node.csr", "-subj", "/CN=node"),
+                        ("x509", "-req", "-in", "node.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-out", "node.pem",
+                         "-days", "3")):
+            self.run("openssl", *command)
+        os.chmod(self.path("node.key"), 0o600)
+        self.environment.update(ZHT_TLS_CERTIFICATE=self.path("node.pem"), ZHT_TLS_KEY=self.path("node.key"),
+                                ZHT_TLS_CA=self.path("ca.pem"))
 
     def __enter__(self):
         super().__enter__()
         try:
+            if self.tls:
+                self.make_certificates()
             self.up()
             self.trees = [Mount(self, node, *self.options) for node in self.nodes]
             for mount in self.trees:
@@ -103,12 +121,24 @@ class Tree(Cluster):
     def kill_node_of(self, mount):
         """As a loss of power: everything that runs on it."""
         mount.node.kill()
-        mount.kill()
+        for pid, command in self.processes().items():
+            if mount.node.data in command.split():
+                os.kill(pid, signal.SIGKILL)
+                wait_for(lambda gone=pid: not harness.alive(gone), f"the end of process {pid}")
 
     def back(self, mount):
         mount.node.start()
         wait_for(mount.node.serves, f"{mount.node.name} to serve again")
         mount.up()
+
+    def chunk_service(self, mount):
+        """The process that serves a node's chunks, if there is one."""
+        try:
+            with open(os.path.join(mount.node.data, "services", "fusionfs-chunks.lock"), encoding="ascii") as file:
+                pid = int(file.read().split()[0])
+        except (OSError, ValueError, IndexError):
+            return None
+        return pid if self.processes().get(pid, "").split()[1:2] == ["serve"] else None
 
     def all_know_each_other(self):
         """Each mount has heard of the others' chunks, so that copies are made."""
@@ -140,8 +170,8 @@ class Mounts(unittest.TestCase):
         if reason := Network.lacking():
             self.skipTest(reason)
 
-    def tree(self, *options):
-        tree = Tree(*options)
+    def tree(self, *options, **how):
+        tree = Tree(*options, **how)
         self.enterContext(tree)
         return tree
 
@@ -220,8 +250,8 @@ class Mounts(unittest.TestCase):
             self.assertEqual(file.read(), data)
         self.assert_clean(tree)
 
-    def test_without_a_copy_the_chunk_is_named_and_the_file_comes_back_with_its_node(self):
-        tree = self.tree()
+    def test_without_a_copy_the_chunk_is_named_and_the_file_comes_back_with_its_node_mounted_or_not(self):
+        tree = self.tree(tls=shutil.which("openssl") is not None)
         one, two, three = tree.trees
         data = os.urandom(300_000)
         with open(two.path("file"), "wb") as file:
@@ -230,7 +260,21 @@ class Mounts(unittest.TestCase):
         inode = os.stat(two.path("file")).st_ino
         with open(one.path("file"), "rb") as file:
             self.assertEqual(file.read(), data)
+
+        def read(mount):
+            try:
+                with open(mount.path("file"), "rb") as file:
+                    return file.read() == data
+            except OSError:
+                return False
+        # The node serves its chunks: not the mount, which may go, and not one process, which may die.
+        two.down()
+        os.kill(wait_for(lambda: tree.chunk_service(two), "the chunk service"), signal.SIGKILL)
+        wait_for(lambda: tree.chunk_service(two), "another chunk service")
+        wait_for(lambda: read(three), "the file to be read without a mount at its node")
+
         tree.kill_node_of(two)
+        forget_pages(three.path("file"))
         with open(three.path("file"), "rb") as file:
             with self.assertRaises(OSError) as failed:
                 file.read()
@@ -238,15 +282,9 @@ class Mounts(unittest.TestCase):
         self.assertIn(f"inode {inode} chunk 0 (byte 0)", three.log())
         with open(three.path("other"), "wb") as file:  # all else goes on
             file.write(bytes(10_000))
-        tree.back(two)
-
-        def read():
-            try:
-                with open(three.path("file"), "rb") as file:
-                    return file.read() == data
-            except OSError:
-                return False
-        wait_for(read, "the file to be read again")
+        two.node.start()  # as after a reboot: nobody mounts
+        wait_for(lambda: read(three), "the file to be read again")
+        two.up()
         self.assert_clean(tree)
 
 

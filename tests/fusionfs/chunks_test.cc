@@ -1,7 +1,9 @@
 // Chunks: what is written is read, whatever else is done; damage is found, told, and healed from a copy; other nodes'
 // chunks through their servers.
+#include <arpa/inet.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -9,6 +11,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
+#include <thread>
 
 #include "fusionfs/core/procedures.h"
 #include "fusionfs/data/chunk_server.h"
@@ -143,17 +146,57 @@ TEST_F(ChunksTest, ChunksOfBeforeThereWereChecksumsAreRead) {
   EXPECT_EQ(file->scrub()->bad.size(), 0u);
 }
 
+// Of a cluster with this secret.
+zht::Opener opener(const std::string& secret) {
+  zht::security::Credentials credentials;
+  credentials.secret = *zht::security::Secret::from_text(secret, "test");
+  return std::make_shared<const zht::security::Credentials>(std::move(credentials));
+}
+
+TEST_F(ChunksTest, TheSecretNeverTravelsAndNothingIsSaidToWhoDoesNotKnowIt) {
+  const int listener = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  ASSERT_EQ(::bind(listener, reinterpret_cast<sockaddr*>(&address), size), 0);
+  ASSERT_EQ(::listen(listener, 4), 0);
+  ASSERT_EQ(::getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size), 0);
+  std::string heard;
+  std::thread stranger([&] {  // listens, sends the same bytes back, and has no secret
+    const int socket = ::accept(listener, nullptr, nullptr);
+    char piece[4096];
+    for (ssize_t got = 0; (got = ::recv(socket, piece, sizeof piece, 0)) > 0;) {
+      heard.append(piece, static_cast<std::size_t>(got));
+      static_cast<void>(::send(socket, piece, static_cast<std::size_t>(got), MSG_NOSIGNAL));
+    }
+    ::close(socket);
+  });
+  ChunkRequest request;
+  request.operation = ChunkOperation::write;
+  request.bytes = "something that is nobody's business";
+  const std::string secret = "a secret of enough letters";
+  ChunkPeer peer(1, "127.0.0.1:" + std::to_string(ntohs(address.sin_port)), opener(secret));
+  EXPECT_EQ(peer.ask(request).code(), Code::unavailable);
+  stranger.join();
+  ::close(listener);
+  EXPECT_FALSE(heard.empty());
+  EXPECT_EQ(heard.find(secret), std::string::npos);
+  EXPECT_EQ(heard.find("business"), std::string::npos);
+}
+
 TEST_F(ChunksTest, FramesThatAreNoneEndTheConnection) {
   const auto store = *ChunkStore::open(folder_ + "/chunks");
-  const auto server = *ChunkServer::start(*store, "127.0.0.1", 0, "secret");
+  const auto right = opener("a secret of enough letters");
+  const auto server = *ChunkServer::start(*store, "127.0.0.1", 0, right);
   const std::string address = "127.0.0.1:" + std::to_string(server->port());
   const InodeId file = make_inode(HomeId{1}, 2);
   ChunkRequest request;
   request.operation = ChunkOperation::blocks;
   request.inode = file;
-  EXPECT_EQ(ChunkPeer(store->identity(), address, "guess").ask(request).code(), Code::unavailable);
-  EXPECT_EQ(ChunkPeer(store->identity() + 1, address, "secret").ask(request).code(), Code::unavailable);
-  ChunkPeer peer(store->identity(), address, "secret");
+  EXPECT_EQ(ChunkPeer(store->identity(), address, opener("a guess of enough letters")).ask(request).code(), Code::unavailable);
+  EXPECT_EQ(ChunkPeer(store->identity() + 1, address, right).ask(request).code(), Code::unavailable);
+  ChunkPeer peer(store->identity(), address, right);
   EXPECT_TRUE(peer.ask(request).has_value());
   request.operation = ChunkOperation::read;
   request.second = kMostChunkBytes + 1;
@@ -170,8 +213,8 @@ TEST_F(ChunksTest, FramesThatAreNoneEndTheConnection) {
     ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
     ASSERT_EQ(::send(ends[0], bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
     ::close(ends[0]);
-    EXPECT_FALSE(receive_frame(ends[1], std::chrono::milliseconds(1000)));
-    ::close(ends[1]);
+    ChunkLink link(ends[1], right, zht::Side::answerer);
+    EXPECT_FALSE(link.prove(std::chrono::milliseconds(1000)));
   }
   request.first = request.second = 0;
   EXPECT_TRUE(peer.ask(request).has_value()) << "the server goes on";
@@ -198,7 +241,7 @@ class NodesTest : public ChunksTest {
   void start(Node& node, unsigned copies) {
     if (!node.chunks) node.chunks = *ChunkStore::open(folder_ + "/" + std::to_string(&node - nodes_));
     node.client = store_->client();
-    node.server = *ChunkServer::start(*node.chunks, "127.0.0.1", 0, *Stores(*node.client, *node.chunks).secret());
+    node.server = *ChunkServer::start(*node.chunks, "127.0.0.1", 0, *Stores(*node.client, *node.chunks).opener());
     FileSystemOptions options;
     options.attribute_timeout = std::chrono::milliseconds(0);
     options.leases = false;

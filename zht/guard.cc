@@ -1,0 +1,22 @@
+#include "zht/guard.h"
+
+namespace zht {
+
+base::Result<Opener> link_opener(const std::string& data_folder, base::Bytes purpose,
+                                 const std::function<base::Result<std::string>()>& otherwise) {
+  TRY_LET(found, security::credentials_from_environment(data_folder));
+  security::Credentials credentials;
+  if (found) credentials = *found;
+  std::string text;
+  if (credentials.secret) {
+    text = security::hex(credentials.secret->mac(purpose));
+  } else {
+    TRY_LET(said, otherwise());
+    text = std::move(said);
+  }
+  TRY_LET(secret, security::Secret::from_text(text, std::string(purpose)));
+  credentials.secret = std::move(secret);
+  return Opener(std::make_shared<const security::Credentials>(std::move(credentials)));
+}
+
+}  // namespace zht

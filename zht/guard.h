@@ -1,0 +1,26 @@
+// Who may connect to a service's own links (FusionFS's chunk servers): who may connect to the cluster, by the same proof.
+// The filter itself, and how it is driven, is security/guard.h; here is what opens the door.
+//
+//   TRY_LET(opener, zht::link_opener(data_folder, "fusionfs chunks", [&] { return word_kept_in_the_store(); }));
+//   zht::Guard guard(opener, zht::Side::asker);
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "zht/security/guard.h"
+
+namespace zht {
+
+using security::Guard;
+using security::Opener;
+using security::Side;
+
+// Never null. The cluster's TLS files and secret as a client finds them ($ZHT_TLS_..., $ZHT_SECRET_FILE, `data_folder`/secret),
+// but of the secret what is derived from it for `purpose`: a proof given on such a link is of no use at a node. Where the
+// cluster has no secret, `otherwise` says one (16 to 4096 bytes of text, the same for all ends): it is asked for then only.
+// Errors: as Secret::load and TlsContext::load; those of `otherwise`. Blocks on files. Any thread.
+base::Result<Opener> link_opener(const std::string& data_folder, base::Bytes purpose,
+                                 const std::function<base::Result<std::string>()>& otherwise);
+
+}  // namespace zht
