@@ -35,7 +35,7 @@ using PacketPtr = std::shared_ptr<const Packet>;
 
 enum class Fault : std::uint8_t {
   crash_primary, power_primary, power_many, isolate, split, one_way, peers_only, pause, slow_network, slow_disk, move, ragged,
-  full_disk, failing_disk, come_and_go, count
+  full_disk, failing_disk, come_and_go, interrupt_vote, stall_link, clock, count
 };
 
 std::uint64_t hash_of(const std::string& key) { return std::hash<std::string>()(key); }
@@ -66,6 +66,10 @@ class Node final : public ReplicationObserver {
   void stop(bool power);
   void deliver(int from, const PacketPtr& packet);
   void set_goal(PartitionId partition, const Goal& goal);
+  void set_clock(double rate, Micros wall_ahead);
+  // The newest incarnation whose writes a loss of power may have taken; 0: none.
+  std::uint64_t powerless = 0;
+  const std::map<std::uint32_t, Position>& synced() const { return synced_; }  // by partition, of the last sync
   Micros local(Micros now) const { return offset_ + static_cast<Micros>(static_cast<double>(now) * rate_); }
 
   bool up = false, powered = true, known = false, leaving = false;
@@ -99,7 +103,7 @@ class Node final : public ReplicationObserver {
   };
 
   base::Time now() const;
-  base::WallTime wall() const { return base::from_millis(kWallMillis) + std::chrono::microseconds(local(world_now())); }
+  base::WallTime wall() const { return base::from_millis(kWallMillis) + std::chrono::microseconds(local(world_now()) + wall_ahead_); }
   Micros world_now() const;
   void open_instance();
   void open_protocol();
@@ -113,6 +117,7 @@ class Node final : public ReplicationObserver {
   void sync_soon();
   void tick();
   void after_round();
+  void note_failure();
   void fail();
   void on_request(int from, const Request& request);
   Serving& serving(std::uint32_t partition, Replica& replica);
@@ -129,13 +134,15 @@ class Node final : public ReplicationObserver {
   const int id_;
   std::uint64_t life_ = 0;  // to tell events of an earlier process
   double rate_ = 1;
-  Micros offset_ = 0;
+  Micros offset_ = 0, wall_ahead_ = 0;
+  Micros synced_at_ = 0;
+  std::map<std::uint32_t, Position> synced_;
   std::unique_ptr<novoht::Store> registers_;
   std::unique_ptr<RegisterStore> register_store_;
   std::map<std::uint32_t, Serving> serving_;
   std::map<std::uint64_t, Waiting> waiting_;
   std::uint64_t next_token_ = 1;
-  bool syncing_ = false, finish_later_ = false;
+  bool syncing_ = false, finish_later_ = false, failure_noted_ = false;
   std::uint64_t marked_ = 0, unsynced_ = 0;
   std::unique_ptr<Replicator> own_;  // of the bare protocol
   bool full_ = false;
@@ -188,6 +195,10 @@ class Cluster {
   void crash_point(int node);
   bool crash_now(int node);
   void say(const char* format, ...) __attribute__((format(printf, 2, 3)));
+  void happened(Happened kind) { result.happened.add(kind); }
+  // A keeper has said that it accepts what `proposer` proposed.
+  void accepted(int voter, int proposer, PartitionId partition);
+  void left(int node);
   void bad(const char* kind, std::string text) { result.violations.push_back({kind, std::move(text)}); }
   void answered();
   void tell(int from, int to, const Packet& packet);
@@ -201,7 +212,7 @@ class Cluster {
   Ledger ledger;
   Micros now = 0, work_until = 0, stop_faults = 0;
   Timing timing;
-  bool always = true;  // durability: else what was written is acknowledged, and power never fails
+  bool always = true;  // durability: else what was written is acknowledged, and synced within a second
   std::uint32_t partition_count = 1;
   std::vector<View> first;
   std::vector<int> seeds;
@@ -228,6 +239,10 @@ class Cluster {
   void split(const std::set<int>& side, Micros hold, bool clients_too);
   void move_something();
   void come_or_go();
+  void interrupt_vote(int proposer, PartitionId partition);
+  void deliver(int from, int to, std::uint64_t order, const PacketPtr& packet);
+  // Interval: whether the power took what the last sync members of a partition had not synced.
+  void look_for_loss(std::uint32_t partition);
   void heal();
   void judge();
 
@@ -238,6 +253,9 @@ class Cluster {
   bool rot_allowed_ = false, power_ = false;
   std::array<int, static_cast<std::size_t>(Fault::count)> weights_{};
   std::map<std::pair<int, int>, int> cut_;
+  std::map<std::pair<int, int>, std::uint64_t> arrived_;  // by link, the latest in order of what was sent
+  std::map<int, Micros> stalled_;                         // what these say is held back until then
+  bool vote_armed_ = false;
   std::map<int, std::uint64_t> rotten_;  // node -> the incarnation whose log was damaged
   std::vector<View> latest_;
   std::map<std::pair<std::uint32_t, std::uint64_t>, View> decided_;
@@ -261,7 +279,7 @@ void Node::start() {
   const Defects defects = world_.options.defects;
   up = powered = true;
   life_++;
-  syncing_ = finish_later_ = full_ = false;
+  syncing_ = finish_later_ = full_ = failure_noted_ = false;
   marked_ = unsynced_ = 0;
   out_.clear();
   asked_.clear();
@@ -310,6 +328,7 @@ void Node::open_protocol() {
   const SimStore::Opened& opened = store->opened();
   world_.say("start n%d.%llu with %zu entries%s%s", id_, static_cast<unsigned long long>(incarnation), opened.entries,
              opened.torn ? ", torn" : "", opened.damaged ? ", DAMAGED" : "");
+  if (opened.torn) world_.happened(Happened::torn_log);
   const Member self{InstanceId{static_cast<std::uint32_t>(id_)}, incarnation};
   own_ = std::make_unique<Replicator>(self, world_.timing, *store, world_.options.defects, this);
   replicator = own_.get();
@@ -337,6 +356,7 @@ void Node::open_instance() {
   const core::ReplicatedStore::Opened& how = instance->opened();
   world_.say("start n%d.%llu%s%s%s", id_, static_cast<unsigned long long>(incarnation), how.torn ? ", torn" : "",
              how.sure ? "" : ", unsure", how.damaged ? (", DAMAGED: " + how.damage).c_str() : "");
+  if (how.torn) world_.happened(Happened::torn_log);
   world_.result.unsure += !how.sure;
   world_.result.damaged += how.damaged;
   for (std::uint32_t p = 0; p < world_.partition_count; p++) seen_[p] = instance->replicated_store().end(PartitionId{p});
@@ -357,6 +377,7 @@ void Node::check_tables(const char* when) {
 }
 
 void Node::set_full(bool full) {
+  if (full && !full_) world_.happened(Happened::disk_full);
   full_ = full;
   if (store) store->set_full(full);
   if (instance) disk.set_capacity(full ? disk.used() : std::uint64_t{1} << 60);
@@ -380,8 +401,17 @@ void Node::stop(bool power) {
   disk.set_capacity(std::uint64_t{1} << 60);
   if (power) {
     boot++;
+    powerless = incarnation;
+    world_.happened(Happened::power_lost);
+    const auto surface = [&] {
+      std::string all;
+      for (const std::string& path : disk.paths()) all += path + disk.contents(path);
+      return base::hash64(all, 0);
+    };
+    const std::uint64_t before = surface();
     disk.crash(world_.random);
     keeper_disk.crash(world_.random);
+    if (surface() != before) world_.happened(Happened::unsynced_lost);
   } else {
     disk.kill();
     keeper_disk.kill();
@@ -402,7 +432,10 @@ void Node::tick() {
       if (instance) instance->on_tick();
       else replicator->tick();
     });
-    if (instance && !world_.always && world_.random.chance(0.02)) sync_instance();
+    const bool due = world_.now - synced_at_ > 900 * ms || world_.random.chance(0.02);
+    if (instance && !world_.always && due) sync_instance();
+    if (leaving && world_.now < world_.stop_faults) world_.left(id_);
+    if (!up) return;
   }
   const Micros next = std::max(world_.now + between(world_.random, 8 * ms, 12 * ms), paused_until);
   world_.at(next, [this, life = life_] { if (life == life_) tick(); });
@@ -454,6 +487,7 @@ void Node::round(const std::function<void()>& work) {
   if (!stall) return finish(now());
   // The process is stopped between its work and its answers.
   finish_later_ = true;
+  world_.happened(Happened::stalled_answer);
   const Micros until = world_.now + between(world_.random, 50 * ms, 900 * ms);
   paused_until = std::max(paused_until, until);
   const bool stale = world_.options.defects.has(Defect::lease_before_value);
@@ -479,7 +513,7 @@ void Node::instance_round(const std::function<void()>& work) {
   }
   const bool written = instance->end_round().has_value();
   if (!written) {
-    world_.say("disk of n%d failed", id_);
+    note_failure();
     out_.clear();
   } else {
     note_alone();
@@ -492,6 +526,7 @@ void Node::instance_round(const std::function<void()>& work) {
     return;
   }
   finish_later_ = true;
+  world_.happened(Happened::stalled_answer);
   paused_until = std::max(paused_until, world_.now + between(world_.random, 50 * ms, 900 * ms));
   const bool stale = world_.options.defects.has(Defect::lease_before_value);
   world_.at(paused_until, [this, life = life_, begun, stale] {
@@ -531,10 +566,16 @@ void Node::note_alone() {
 }
 
 void Node::sync_instance() {
-  if (!instance->dirty() || replicator->failed()) return;
-  auto job = instance->begin_sync();
-  if (!job) return;
-  instance->finish_sync((*job)->run());
+  if (replicator->failed()) return;
+  if (instance->dirty()) {
+    auto job = instance->begin_sync();
+    if (!job) return;
+    const auto synced = (*job)->run();
+    instance->finish_sync(synced);
+    if (!synced) return note_failure();
+  }
+  synced_at_ = world_.now;
+  for (std::uint32_t p = 0; p < world_.partition_count; p++) synced_[p] = instance->replicated_store().end(PartitionId{p});
 }
 
 void Node::on_frame_request(int from, const Request& asked) {
@@ -584,9 +625,15 @@ void Node::sync_soon() {
   });
 }
 
+void Node::note_failure() {
+  if (std::exchange(failure_noted_, true)) return;
+  world_.happened(Happened::disk_failed);
+  world_.say("disk of n%d failed", id_);
+}
+
 void Node::fail() {
   if (replicator->failed()) return;
-  world_.say("disk of n%d failed", id_);
+  note_failure();
   replicator->fail();
   after_round();
 }
@@ -636,6 +683,8 @@ void Node::after_round() {
     auto sends = keeper->end_round(now());
     if (!sends) return;  // it can promise nothing more
     for (KeeperSend& send : *sends) {
+      for (const KeeperMessage& one : send.messages)
+        if (one.kind == KeeperMessage::Kind::accepted) world_.accepted(id_, static_cast<int>(send.to), one.partition);
       ManagerMessage message;
       message.from = NodeId{static_cast<std::uint64_t>(id_)};
       message.to = send.to;
@@ -662,6 +711,14 @@ void Node::after_round() {
     if (replica != nullptr && replica->role() == Replica::Role::primary && replica->view().epoch == serving.epoch) continue;
     for (const Serving::Watch& watch : std::exchange(serving.watches, {})) reply_retry(watch.client, watch.request);
   }
+}
+
+// The clock goes on from where it is, at another rate; the time of day may jump. A clock that jumps although nobody set it is
+// one that was stopped: see Fault::pause.
+void Node::set_clock(double rate, Micros wall_ahead) {
+  offset_ = local(world_.now) - static_cast<Micros>(static_cast<double>(world_.now) * rate);
+  rate_ = rate;
+  wall_ahead_ = wall_ahead;
 }
 
 void Node::set_goal(PartitionId partition, const Goal& goal) {
@@ -808,7 +865,11 @@ void Node::on_appended(Member, PartitionId partition, const Entry& entry, Positi
   if (!wrong.empty()) world_.bad("a log with a wrong entry", Cluster::name(id_) + ": " + wrong);
 }
 
-void Node::on_broken(Member, PartitionId, std::string_view what) { world_.bad("broken inside", Cluster::name(id_) + ": " + std::string(what)); }
+void Node::on_broken(Member, PartitionId partition, std::string_view what) {
+  // After the power has taken what the others had not synced, who was ahead of them begins anew.
+  if (world_.history.has_lost(static_cast<std::uint32_t>(partition))) return;
+  world_.bad("broken inside", Cluster::name(id_) + ": " + std::string(what));
+}
 
 // --- a client ---
 
@@ -825,7 +886,8 @@ void Client::next() {
     todo_.pop_back();
   } else {
     request_.partition = static_cast<std::uint32_t>(random.below(world_.partition_count));
-    request_.key = kKeys[random.below(std::size(kKeys))];
+    const bool refusals = world_.options.emphasis == RunOptions::Emphasis::refusals;
+    request_.key = refusals ? "x" : kKeys[random.below(std::size(kKeys))];
     if (random.chance(watch_bias)) request_.verb = Verb::watch;
     else if (random.chance(read_bias)) request_.verb = Verb::lookup;  // who never writes stays with a deposed primary
     else if (request_.key == "a" || request_.key == "b") request_.verb = random.chance(0.5) ? Verb::append : Verb::lookup;
@@ -891,6 +953,8 @@ void Client::on(const Packet& packet) {
     });
     return;
   }
+  // By a clock that was set forward its session may have ended, and been forgotten: what became of it is not known.
+  if (reply->status == Status::expired && request_.again && world_.result.happened.of(Happened::clock_jump) > 0) return give_up();
   // It was asked again in a newer epoch, where the old refusal is not remembered: only an answer from there counts.
   const bool refusal = request_.changes() && reply->status != Status::ok;
   if (refusal && reply->epoch < request_.epoch && !world_.options.defects.has(Defect::trust_old_refusal)) return;
@@ -944,7 +1008,7 @@ Cluster::Cluster(std::uint64_t seed, const RunOptions& run) : random(seed * 2 + 
   tail_ = between(random, 200, 4000);
   rot_allowed_ = random.chance(0.3);
   always = random.chance(0.8);
-  power_ = always && random.chance(0.7);
+  power_ = (always || options.instances) && random.chance(0.7);
   round_pause = random.chance(0.4) ? 0.0005 * random.unit() : 0;
   // Each seed leaves some faults out and overdoes others.
   for (int& weight : weights_) weight = pick(0, 0, 1, 1, 3);
@@ -965,12 +1029,19 @@ Cluster::Cluster(std::uint64_t seed, const RunOptions& run) : random(seed * 2 + 
     weigh(Fault::pause, 4);
     weigh(Fault::isolate, 2);
   }
+  if (options.emphasis == RunOptions::Emphasis::refusals) {  // few keys, many refusals, and answers that come late
+    partition_count = 1;
+    pace_ = 0.5;
+    weights_.fill(0);
+    weigh(Fault::stall_link, 1);
+  }
   for (int i = 0; i < kNodes; i++) nodes.emplace_back(*this, i);
   for (int i = 0; i <= kClients; i++) {
     Client& client = clients.emplace_back(*this, kClientBase + i, i == kClients);
     client.views = first;
     client.read_bias = i < 3 ? 0.2 : i == 3 ? 0.9 : 1;
     client.watch_bias = i == 2 ? 0.2 : i == 4 ? 0.5 : 0;
+    if (options.emphasis == RunOptions::Emphasis::refusals) client.read_bias = client.watch_bias = 0;
   }
 }
 
@@ -1017,24 +1088,36 @@ void Cluster::send(int from, int to, Packet packet) {
   result.messages++;
   if (const auto* peer = std::get_if<PeerMessage>(&packet))
     for (const SnapshotPiece& piece : peer->pieces) result.snapshots += piece.last;
-  if (from != to && (cut_.contains({from, to}) || random.chance(loss_))) return;
+  if (from != to && cut_.contains({from, to})) return happened(cut_.contains({to, from}) ? Happened::cut_both_ways : Happened::cut_one_way);
+  if (from != to && random.chance(loss_)) return happened(Happened::dropped);
   const auto shared = std::make_shared<const Packet>(std::move(packet));
   if (options.messages) tell(from, to, *shared);
   const int copies = from != to && random.chance(repeat_) ? 2 : 1;
+  if (copies == 2) happened(Happened::repeated);
   for (int i = 0; i < copies; i++) {
     Micros delay = 20;
     if (from != to) {
       delay = between(random, 50, 400);
       if (random.chance(0.1)) delay += between(random, 0, tail_);
       if (slow_until_ > now) delay += between(random, 0, 150 * ms);
+      if (const auto stalled = stalled_.find(from); stalled != stalled_.end() && stalled->second > now + delay) {
+        delay = stalled->second - now + between(random, 0, 400);
+        happened(Happened::link_stalled);
+      }
+      if (delay > 400) happened(Happened::delayed);
     }
     if (i > 0) delay += between(random, 0, random.chance(0.2) ? 2 * sec : 20 * ms);
-    at(now + delay, [this, from, to, shared] {
-      if (from != to && cut_.contains({from, to})) return;
-      if (to >= kClientBase) clients[static_cast<std::size_t>(to - kClientBase)].on(*shared);
-      else nodes[static_cast<std::size_t>(to)].deliver(from, shared);
-    });
+    at(now + delay, [this, from, to, order = result.messages, shared] { deliver(from, to, order, shared); });
   }
+}
+
+void Cluster::deliver(int from, int to, std::uint64_t order, const PacketPtr& packet) {
+  if (from != to && cut_.contains({from, to})) return happened(cut_.contains({to, from}) ? Happened::cut_both_ways : Happened::cut_one_way);
+  std::uint64_t& latest = arrived_[{from, to}];
+  if (order < latest) happened(Happened::overtaken);
+  latest = std::max(latest, order);
+  if (to >= kClientBase) clients[static_cast<std::size_t>(to - kClientBase)].on(*packet);
+  else nodes[static_cast<std::size_t>(to)].deliver(from, packet);
 }
 
 // One message, for people who follow a run.
@@ -1075,8 +1158,23 @@ void Cluster::learned(PartitionId partition, const View& view) {
     return found != rotten_.end() && one.incarnation <= found->second;
   });
   result.sole_copy_lost = result.sole_copy_lost || lost;
+  const auto before = decided_.find({p, number(view.epoch) - 1});
+  if (before != decided_.end() && before->second.primary.instance != view.primary.instance && in_sync(view, before->second.primary))
+    happened(Happened::moved);
   if (view.epoch > latest_[p].epoch) latest_[p] = view;
+  look_for_loss(p);
   say("partition %u view %s", p, to_string(view).c_str());
+}
+
+void Cluster::look_for_loss(std::uint32_t p) {
+  if (always) return;
+  Version kept = 0;
+  for (Member one : latest_[p].sync) {
+    const Node& node = nodes[static_cast<std::size_t>(static_cast<std::uint32_t>(one.instance))];
+    if (node.powerless < one.incarnation) return;
+    if (const auto synced = node.synced().find(p); synced != node.synced().end()) kept = std::max(kept, history.agreed(p, synced->second));
+  }
+  history.may_lose(p, kept);
 }
 
 // --- faults ---
@@ -1100,6 +1198,8 @@ void Cluster::crash(int i, bool power) {
   say("crash n%d%s", i, power ? " (power)" : "");
   const Member old{InstanceId{static_cast<std::uint32_t>(i)}, node.incarnation};
   node.stop(power);
+  happened(Happened::killed);
+  for (std::uint32_t p = 0; p < partition_count && power; p++) look_for_loss(p);
   if (rot_allowed_) rot(i);
   const bool scenario = options.scenario != RunOptions::Scenario::faults;
   if (scenario ? options.scenario == RunOptions::Scenario::process_dies : !power && random.chance(0.4)) reaped(old, 5);
@@ -1134,6 +1234,7 @@ void Cluster::rot(int i) {
   contents[at_byte] = static_cast<char>(contents[at_byte] ^ (1 << random.below(8)));
   node.disk.put(path, contents);
   rotten_[i] = node.incarnation;
+  happened(Happened::bit_rot);
   say("rot in n%d at byte %zu of %zu", i, at_byte, contents.size());
 }
 
@@ -1164,6 +1265,7 @@ void Cluster::restart(int i) {
   if (!options.defects.has(Defect::same_incarnation)) node.incarnation++;
   node.disk.fail_syncs(false);
   node.keeper_disk.fail_syncs(false);
+  happened(Happened::restarted);
   node.start();
 }
 
@@ -1183,7 +1285,10 @@ void Cluster::fault() {
     case Fault::crash_primary: crash(i, false); break;
     case Fault::power_primary: crash(i, power_); break;
     case Fault::power_many:
-      if (power_ && random.chance(0.3)) for (int j = 0; j < kNodes; j++) crash(j, true);
+      if (power_ && random.chance(0.3)) {
+        for (int j = 0; j < kNodes; j++) crash(j, true);
+        happened(Happened::power_lost_by_all);
+      }
       else crash(any_node(), false);
       break;
     case Fault::isolate: say("isolate n%d", i); split({i}, hold, false); break;
@@ -1206,6 +1311,7 @@ void Cluster::fault() {
     case Fault::pause:
       say("pause n%d for %lld ms", i, static_cast<long long>(hold / ms));
       nodes[static_cast<std::size_t>(i)].paused_until = now + hold;
+      happened(Happened::stalled);
       break;
     case Fault::slow_network: slow_until_ = now + hold / 2; break;
     case Fault::slow_disk: slow_disk = !slow_disk; break;
@@ -1236,6 +1342,27 @@ void Cluster::fault() {
       break;
     }
     case Fault::come_and_go: come_or_go(); break;
+    case Fault::interrupt_vote:
+      vote_armed_ = true;
+      if (random.chance(0.5)) move_something();  // that there is a vote
+      break;
+    case Fault::stall_link: {
+      // Long enough for another to lead, and for clients to ask that one.
+      const Micros until = now + between(random, 200 * ms, 700 * ms);
+      say("what n%d says is held back for %lld ms", i, static_cast<long long>((until - now) / ms));
+      stalled_[i] = until;
+      break;
+    }
+    case Fault::clock: {
+      const double rate = 1 + (random.unit() * 2 - 1) * 0.05;
+      const bool jumps = random.chance(0.5);
+      const Micros ahead = jumps ? between(random, -sec * 86400, sec * 86400) : 0;
+      say("clock of n%d goes at %.3f%s", i, rate, jumps ? " and shows another time of day" : "");
+      nodes[static_cast<std::size_t>(i)].set_clock(rate, ahead);
+      happened(Happened::clock_rate);
+      if (jumps) happened(Happened::clock_jump);
+      break;
+    }
     case Fault::count: break;
   }
   at(now + static_cast<Micros>(pace_ * static_cast<double>(between(random, 40 * ms, 700 * ms))), [this] { fault(); });
@@ -1259,11 +1386,45 @@ void Cluster::move_something() {
   node.set_goal(PartitionId{p}, goal);
 }
 
+void Cluster::accepted(int voter, int proposer, PartitionId partition) {
+  if (!vote_armed_ || voter == proposer || now >= stop_faults) return;
+  vote_armed_ = false;
+  interrupt_vote(proposer, partition);
+}
+
+// The proposer, and who leads the partition, learn of the decision and nobody else does; who voted for it ends and begins
+// again. Only what was promised and is durable keeps the others from deciding otherwise.
+void Cluster::interrupt_vote(int proposer, PartitionId partition) {
+  happened(Happened::vote_interrupted);
+  say("a vote of n%d is interrupted", proposer);
+  std::set<int> side = {proposer};
+  const int primary = static_cast<int>(static_cast<std::uint32_t>(latest_[static_cast<std::uint32_t>(partition) % partition_count].primary.instance));
+  if (random.chance(0.7)) side.insert(primary);
+  Links links;
+  for (int x : side) for (int y = 0; y < kNodes; y++) if (!side.contains(y)) links.insert({x, y});
+  const Micros hold = between(random, 300 * ms, 1500 * ms);
+  cut(links, hold);
+  at(now + 700, [this, side, hold] { split(side, hold, false); });
+  for (int j = 0; j < kKeepers; j++)
+    if (j != proposer && random.chance(0.9)) at(now + between(random, 0, 600), [this, j] { crash(j, power_ && random.chance(0.7)); });
+}
+
+void Cluster::left(int i) {
+  for (const View& view : latest_) if (member_at(view, InstanceId{static_cast<std::uint32_t>(i)})) return;
+  Node& node = nodes[static_cast<std::size_t>(i)];
+  happened(Happened::left);
+  say("n%d has left", i);
+  node.stop(false);
+  node.leaving = false;
+  at(now + between(random, 100 * ms, 1500 * ms), [this, i] { restart(i); });
+}
+
 void Cluster::come_or_go() {
   const int i = static_cast<int>(random.below(kNodes));
   Node& node = nodes[static_cast<std::size_t>(i)];
   if (!node.known) {
     say("n%d joins", i);
+    happened(Happened::joined);
     node.known = true;
     node.start();
   } else if (i >= kKeepers) {
@@ -1295,7 +1456,8 @@ void Cluster::heal() {
   cut_.clear();
   loss_ = repeat_ = 0;
   slow_until_ = 0;
-  slow_disk = false;
+  stalled_.clear();
+  vote_armed_ = slow_disk = false;
   for (int i = 0; i < kNodes; i++) {
     Node& node = nodes[static_cast<std::size_t>(i)];
     node.paused_until = now;
@@ -1323,6 +1485,7 @@ void Cluster::judge() {
     if (node.instance) result.rewinds += node.instance->replicated_store().rewinds();
   }
   if (result.violations.size() < 20) history.judge();
+  result.last_second_lost = history.lost();
   if (result.sole_copy_lost) result.violations.clear();
 }
 

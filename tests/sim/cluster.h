@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/sim/faults.h"
 #include "tests/sim/history.h"
 #include "zht/core/replication/defect.h"
 
@@ -21,7 +22,7 @@ struct RunOptions {
   bool verbose = false;  // the story, on stdout
   bool messages = false;  // ... and what instances say to each other
   // What the world does most: chance alone takes long to find some defects.
-  enum class Emphasis : std::uint8_t { none, power, stalls } emphasis = Emphasis::none;
+  enum class Emphasis : std::uint8_t { none, power, stalls, refusals } emphasis = Emphasis::none;
   // One clean crash instead of faults: how long does nothing work?
   enum class Scenario : std::uint8_t { faults, node_dies, process_dies } scenario = Scenario::faults;
 };
@@ -31,6 +32,10 @@ struct RunResult {
   std::uint64_t operations = 0, answered = 0, given_up = 0, events = 0, views = 0, faults = 0;
   std::uint64_t snapshots = 0, rewinds = 0, messages = 0, alone = 0, unsure = 0, damaged = 0;
   Micros longest_gap = 0;  // without any answer to anyone
+  FaultCounts happened;
+  // Durability interval, and all sync members of a partition lost their power: what they had not synced is gone, as
+  // agreed. That partition's answers are not judged any more.
+  std::uint64_t last_second_lost = 0;
   bool sole_copy_lost = false;  // the world destroyed what no protocol can save: not judged
 };
 

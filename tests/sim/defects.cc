@@ -19,6 +19,8 @@ constexpr KnownDefect kKnown[] = {
     {"trust_damage", Defect::trust_damage, 300, false},
     {"forget_loss", Defect::forget_loss, 400, false},
     {"keeper_unsynced", Defect::keeper_unsynced, 300},
+    {"keeper_amnesia", Defect::keeper_amnesia, 300},
+    {"trust_old_refusal", Defect::trust_old_refusal, 300, true, Emphasis::refusals},
     {"no_retry_table", Defect::no_retry_table, 300},
     {"forget_refusals", Defect::forget_refusals, 400, false},
     {"keep_results_of_truncated", Defect::keep_results_of_truncated, 300},

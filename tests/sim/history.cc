@@ -41,6 +41,7 @@ void History::committed(std::uint32_t partition, const EntryPtr& entry, const st
 }
 
 void History::committed(std::uint32_t partition, const Ledger& ledger, Position to, const std::string& where) {
+  if (lost_.contains(partition)) return;
   std::vector<Position>& log = places_[partition];
   const std::string what = "partition " + std::to_string(partition) + " entry " + std::to_string(to.sequence) + " at " + where;
   if (to.sequence <= log.size()) {
@@ -70,11 +71,29 @@ void History::committed(std::uint32_t partition, const Ledger& ledger, Position 
 
 void History::promoted(std::uint32_t partition, const Ledger& ledger, Position end, const std::string& where) {
   const std::vector<Position>& all = places_[partition];
-  if (all.empty()) return;
+  if (all.empty() || lost_.contains(partition)) return;
+  const auto has = [&](Version version) {
+    if (end.sequence < version) return false;
+    const auto path = ledger.path(partition, version - 1, end);
+    return path && path->front()->at == all[version - 1];
+  };
+  if (has(all.size())) return;
   const std::string what = "partition " + std::to_string(partition) + " entry " + std::to_string(all.size()) + " at " + where;
-  if (end.sequence < all.size()) return bad("new primary lacks a committed entry", what);
-  const auto path = ledger.path(partition, all.size() - 1, end);
-  if (!path || path->front()->at != all.back()) bad("new primary lacks a committed entry", what);
+  const auto forgiven = may_lose_.find(partition);
+  if (forgiven == may_lose_.end()) return bad("new primary lacks a committed entry", what);
+  if (forgiven->second > 0 && !has(forgiven->second))
+    return bad("a loss of power took what was synced", what + ", entry " + std::to_string(forgiven->second) + " was synced");
+  lost_.insert(partition);
+}
+
+void History::may_lose(std::uint32_t partition, Version kept) {
+  may_lose_[partition] = kept;
+}
+
+Version History::agreed(std::uint32_t partition, Position at) const {
+  const auto log = places_.find(partition);
+  const bool known = log != places_.end() && at.sequence > 0 && at.sequence <= log->second.size();
+  return known && log->second[at.sequence - 1] == at ? at.sequence : 0;
 }
 
 void History::promoted(std::uint32_t partition, const std::vector<EntryPtr>& log, const std::string& where) {
@@ -94,7 +113,7 @@ Version History::position(const Call& call) const {
 void History::judge() {
   std::vector<std::pair<Micros, Call*>> begins, ends;
   for (Call& call : calls_) {
-    if (call.ended < 0) continue;
+    if (call.ended < 0 || lost_.contains(call.request.partition)) continue;
     begins.emplace_back(call.began, &call);
     ends.emplace_back(call.ended, &call);
   }

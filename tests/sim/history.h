@@ -59,6 +59,12 @@ class History {
   void promoted(std::uint32_t partition, const Ledger& ledger, Position end, const std::string& where);
   // A new primary's log: it must hold everything committed so far.
   void promoted(std::uint32_t partition, const std::vector<EntryPtr>& log, const std::string& where);
+  // Durability interval: the power has taken what all that had this partition's acknowledged entries had not yet synced.
+  // Entries up to `kept` must be there all the same.
+  void may_lose(std::uint32_t partition, Version kept);
+  Version agreed(std::uint32_t partition, Position at) const;  // its number when it is a committed entry's place, else 0
+  bool has_lost(std::uint32_t partition) const { return lost_.contains(partition); }
+  std::uint64_t lost() const { return lost_.size(); }         // partitions that did lose something so
   void judge();
   std::size_t calls() const { return calls_.size(); }
 
@@ -78,6 +84,8 @@ class History {
   void bad(const char* kind, std::string text) { found_.push_back({kind, std::move(text)}); }
 
   std::vector<Violation>& found_;
+  std::map<std::uint32_t, Version> may_lose_;  // by partition: after this entry
+  std::set<std::uint32_t> lost_;
   std::vector<Call> calls_;
   std::map<std::uint32_t, std::vector<EntryPtr>> log_;
   std::map<std::uint32_t, std::vector<Position>> places_;

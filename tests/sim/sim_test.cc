@@ -47,6 +47,8 @@ TEST_P(Seeds, HoldEveryInvariant) {
     sum.snapshots += result.snapshots;
     sum.rewinds += result.rewinds;
     sum.unsure += result.unsure;
+    sum.last_second_lost += result.last_second_lost;
+    sum.happened += result.happened;
   }
   // The runs were not idle.
   EXPECT_GT(sum.answered, each * 1000);
@@ -55,6 +57,11 @@ TEST_P(Seeds, HoldEveryInvariant) {
   if (is_long() || !kSanitized) {
     EXPECT_GT(sum.rewinds, 0u);
     EXPECT_GT(sum.unsure, 0u);
+    // Whatever is said to go wrong did.
+    for (std::size_t kind = 0; kind < static_cast<std::size_t>(Happened::count); kind++)
+      EXPECT_GT(sum.happened.of(static_cast<Happened>(kind)), 0u) << name_of(static_cast<Happened>(kind)) << " never happened";
+    // To lose what was not synced takes the power of all who had it: seldom, so that nearly every answer is judged.
+    EXPECT_LT(sum.last_second_lost, each / 10);
   }
 }
 INSTANTIATE_TEST_SUITE_P(Slices, Seeds, testing::Range<std::uint64_t>(0, kSlices));

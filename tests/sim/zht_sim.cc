@@ -1,6 +1,7 @@
 // Runs simulated clusters: one seed, one run, repeated exactly.
 //   zht_sim --seeds 1000 [--from 1] [--defect NAME] [--seconds 5] [--verbose | --messages]
-//           [--protocol] [--power | --stalls] [--node-dies | --process-dies]
+//           [--protocol] [--power | --stalls | --refusals] [--node-dies | --process-dies]
+//   zht_sim ... --stats       what the world did to them, by kind
 //   zht_sim --list
 #include <algorithm>
 #include <cstdio>
@@ -18,6 +19,7 @@ int main(int argc, char** argv) {
   std::uint64_t from = 1, seeds = 100;
   RunOptions options;
   std::string defect = "none";
+  bool stats = false;
   for (int i = 1; i < argc; i++) {
     const std::string flag = argv[i];
     const auto value = [&] { return i + 1 < argc ? argv[++i] : (std::exit(2), ""); };
@@ -26,8 +28,10 @@ int main(int argc, char** argv) {
     else if (flag == "--seconds") options.seconds = std::atof(value());
     else if (flag == "--verbose") options.verbose = true;
     else if (flag == "--messages") options.verbose = options.messages = true;
+    else if (flag == "--stats") stats = true;
     else if (flag == "--power") options.emphasis = RunOptions::Emphasis::power;
     else if (flag == "--stalls") options.emphasis = RunOptions::Emphasis::stalls;
+    else if (flag == "--refusals") options.emphasis = RunOptions::Emphasis::refusals;
     else if (flag == "--protocol") options.instances = false;
     else if (flag == "--node-dies") options.scenario = RunOptions::Scenario::node_dies;
     else if (flag == "--process-dies") options.scenario = RunOptions::Scenario::process_dies;
@@ -44,8 +48,8 @@ int main(int argc, char** argv) {
                     one.instances ? "" : ", by the bare protocol");
       return 0;
     } else {
-      std::fprintf(stderr, "zht_sim --seeds N [--from N] [--defect NAME] [--seconds S] [--verbose | --messages]\n"
-                           "        [--protocol] [--power | --stalls] [--node-dies | --process-dies]\n"
+      std::fprintf(stderr, "zht_sim --seeds N [--from N] [--defect NAME] [--seconds S] [--verbose | --messages] [--stats]\n"
+                           "        [--protocol] [--power | --stalls | --refusals] [--node-dies | --process-dies]\n"
                            "zht_sim --list\n");
       return flag == "--help" ? 0 : 2;
     }
@@ -68,6 +72,8 @@ int main(int argc, char** argv) {
     sum.unsure += one.unsure;
     sum.damaged += one.damaged;
     lost += one.sole_copy_lost;
+    sum.last_second_lost += one.last_second_lost;
+    sum.happened += one.happened;
     gaps.push_back(one.longest_gap);
     bad += !one.violations.empty();
     std::set<std::string> once;
@@ -83,11 +89,16 @@ int main(int argc, char** argv) {
   const auto count = [](std::uint64_t n) { return static_cast<unsigned long long>(n); };
   std::printf("defect %s: %llu seeds, %llu bad | %llu operations, %llu answered, %llu given up | %llu views, "
               "%llu faults, %llu snapshots, %llu events, %llu rewinds, %llu alone, %llu unsure, %llu damaged | "
-              "longest gap p50 %lld p99 %lld max %lld ms | sole copy lost in %llu\n",
+              "longest gap p50 %lld p99 %lld max %lld ms | sole copy lost in %llu, last second lost in %llu\n",
               defect.c_str(), count(seeds), count(bad), count(sum.operations), count(sum.answered), count(sum.given_up), count(sum.views),
               count(sum.faults), count(sum.snapshots), count(sum.events), count(sum.rewinds), count(sum.alone), count(sum.unsure),
               count(sum.damaged), static_cast<long long>(gaps[gaps.size() / 2] / 1000),
-              static_cast<long long>(gaps[gaps.size() * 99 / 100] / 1000), static_cast<long long>(gaps.back() / 1000), count(lost));
+              static_cast<long long>(gaps[gaps.size() * 99 / 100] / 1000), static_cast<long long>(gaps.back() / 1000), count(lost),
+              count(sum.last_second_lost));
+  for (std::size_t i = 0; stats && i < static_cast<std::size_t>(Happened::count); i++) {
+    const auto kind = static_cast<Happened>(i);
+    std::printf("    %-36s %12llu\n", name_of(kind), count(sum.happened.of(kind)));
+  }
   for (const auto& [kind, seen] : kinds)
     std::printf("    %-42s in %d seeds, first %llu\n", kind.c_str(), seen.first, count(seen.second));
   return bad > 0 ? 1 : 0;

@@ -311,6 +311,28 @@ TEST_F(Restart, HalfASnapshotIsNothing) {
   EXPECT_TRUE(store->tables().lookup(novoht::TableId{3}, "k"));
 }
 
+// Found by the simulator: a learner became the only sync member, and its whole copy went with the power.
+TEST_F(Restart, ASnapshotThatWasTakenInSurvivesALossOfPowerWhateverTheDurability) {
+  open("one");
+  append("k");
+  auto source = std::move(*store->export_snapshot(PartitionId{3}));
+  const auto piece = source->read(0);
+  ASSERT_TRUE(piece && piece->last);
+  source.reset();
+  ASSERT_TRUE(store->begin_import(PartitionId{3}, 1));
+  ASSERT_TRUE(store->import(PartitionId{3}, piece->bytes));
+  ASSERT_TRUE(store->end_import(PartitionId{3}, {Epoch{1}, 1}));
+  append("later");
+  ASSERT_TRUE(store->make_durable());
+  append("last");
+  end(true);
+  open("another");
+  EXPECT_TRUE(store->tables().lookup(novoht::TableId{3}, "k"));
+  EXPECT_TRUE(store->tables().lookup(novoht::TableId{3}, "later"));
+  EXPECT_EQ(store->origin(PartitionId{3}).since, 1u);
+  EXPECT_EQ(sure(), 2u);
+}
+
 // Damage is put aside in steps; whoever dies in between leaves something that the next life goes on with, and in the end
 // there is an empty store that vouches for nothing older.
 TEST_F(Restart, DyingWhileADamagedStoreIsPutAsideLeavesNoHalfStore) {

@@ -99,6 +99,15 @@ TEST(ResultTableTest, ARetryOfASessionThatMayBeForgottenIsRefused) {
   EXPECT_EQ(verdict(table, kHere, 1, true), Verdict::fresh);
 }
 
+TEST(ResultTableTest, WhatWasForgottenStaysRefusedWhenTheClockIsSetBack) {
+  ResultTable table;
+  table.record(kHere, note(1));
+  table.forget_silent(kNow + 24 * kSessionLifeMs);  // the time of day jumped, and nobody had said goodbye
+  EXPECT_EQ(table.session_count(), 0u);
+  EXPECT_EQ(verdict(table, kHere, 1, true), Verdict::expired) << "it may have been executed";
+  EXPECT_EQ(verdict(table, kHere, 2, false), Verdict::fresh);
+}
+
 TEST(ResultTableTest, AClientThatNeverRaisesItsFloorIsStoppedNotRemembered) {
   ResultTable table;
   for (std::uint64_t sequence = 1; sequence <= ResultTable::kMaxResults; sequence++) table.record(kHere, note(sequence));

@@ -367,7 +367,13 @@ Result<void> ReplicatedStore::end_import(PartitionId partition, Position at) {
   if (end(partition) != at)
     return fail(Code::corrupt, "the snapshot of partition ", number_of(partition), " leads to ", end(partition).sequence, " of epoch ",
                 replication::number(end(partition).epoch), ", expected ", at.sequence, " of epoch ", replication::number(at.epoch));
-  return put_origin(key_of(partition), encode_origin(since_[number_of(partition)], false));
+  TRY(put_origin(key_of(partition), encode_origin(since_[number_of(partition)], false)));
+  return make_durable();
+}
+
+Result<void> ReplicatedStore::make_durable() {
+  if (options_.synced_before_shown) return {};  // the round does it, before anything is acknowledged
+  return store_->sync();
 }
 
 Result<void> ReplicatedStore::forget(PartitionId partition, std::uint64_t incarnation) {

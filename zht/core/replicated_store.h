@@ -75,6 +75,7 @@ class ReplicatedStore final : public replication::ReplicaStore, private novoht::
   Result<void> begin_import(PartitionId partition, std::uint64_t incarnation) override;
   Result<void> import(PartitionId partition, Bytes piece) override;
   Result<void> end_import(PartitionId partition, replication::Position at) override;
+  Result<void> make_durable() override;
 
  private:
   // How a key was before an entry changed it.

@@ -65,7 +65,7 @@ ResultTable::Answer ResultTable::find(PartitionId partition, std::uint64_t clien
   if (last_ == nullptr || last_client_ != client) {
     const auto found = sessions_.find(client);
     if (found == sessions_.end()) {
-      const bool may_be_forgotten = retry && session_start_ms(client) + kSessionLifeMs < now_ms;
+      const bool may_be_forgotten = retry && session_start_ms(client) + kSessionLifeMs < std::max(now_ms, forgot_ms_);
       if (may_be_forgotten) return {Verdict::expired, nullptr};
       return {sessions_.size() < kMaxSessions && outcome_bytes_ < kMaxOutcomeBytes ? Verdict::fresh : Verdict::full, nullptr};
     }
@@ -183,6 +183,7 @@ void ResultTable::forget(std::uint64_t client, std::uint64_t now_ms) {
 
 void ResultTable::forget_silent(std::uint64_t now_ms) {
   last_ = nullptr;
+  forgot_ms_ = std::max(forgot_ms_, now_ms);
   for (auto one = sessions_.begin(); one != sessions_.end();) {
     if (one->second.last_ms + kSessionLifeMs >= now_ms) {
       ++one;

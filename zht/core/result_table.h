@@ -79,7 +79,8 @@ class ResultTable {
   // The client has said goodbye: no answer of its is needed any more, in any partition. For kGoodbyeMs more it is known to
   // have ended, so that a late copy of one of its requests is refused.
   void forget(std::uint64_t client, std::uint64_t now_ms);
-  void forget_silent(std::uint64_t now_ms);  // sessions silent for kSessionLifeMs
+  // Sessions silent for kSessionLifeMs. That they may have been forgotten is remembered: the time of day may be set back.
+  void forget_silent(std::uint64_t now_ms);
   std::size_t session_count() const { return sessions_.size(); }
 
   // The durable parts of one partition; for its checkpoint and its migration. decode() replaces what is there of it.
@@ -173,6 +174,7 @@ class ResultTable {
   std::size_t outcome_bytes_ = 0;
   // The one asked for last: a connection's requests come in runs.
   mutable std::uint64_t last_client_ = 0;
+  std::uint64_t forgot_ms_ = 0;  // the latest time at which sessions were looked through
   mutable Session* last_ = nullptr;
 };
 

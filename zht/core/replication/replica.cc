@@ -173,12 +173,14 @@ void Replica::adopt(const View& view) {
   const Role was = role();
   if (was == Role::sync || was == Role::learner) host_.channel(view_.primary).depart(partition_, view_.epoch);
   const View before_view = std::exchange(view_, view);
+  const bool counts = was == Role::learner && role() == Role::sync;
   adopted_at_ = was == Role::stranger && broken(Defect::forget_grace) ? base::Time{} : now;
   deposing_ = false;
   verified_ = acked_ = 0;
   ack_due_ = false;
   wish_ = {};
-  wish_sent_ = full_ = cannot_write_ = false;
+  wish_sent_ = full_ = false;
+  cannot_write_ = counts && !host_.store().make_durable();
   last_proposed_ = {};
   // Who has just fallen out of the view is not the first to be taken in again.
   std::erase_if(shunned_, [&](const auto& one) { return one.second <= now; });
