@@ -122,10 +122,10 @@ class Client {
   // Each waits for the client's default time at most.
 
   // Sets the value. ttl: after so many milliseconds the key is absent; 0: it lives for ever. Returns the key's new version.
-  Result<Version> insert(Bytes key, Bytes value, Millis ttl = {});
+  virtual Result<Version> insert(Bytes key, Bytes value, Millis ttl = {});
   Result<Version> insert_new(Bytes key, Bytes value, Millis ttl = {});  // conflict: already there
   // The value or the part of it that `range` names (past its end: nothing), with the sizes of its fragments.
-  Result<Value> lookup(Bytes key, Range range = {});                    // not_found
+  virtual Result<Value> lookup(Bytes key, Range range = {});            // not_found
   Result<Version> remove(Bytes key);                                    // not_found
   // Adds a fragment at the end (an absent key is made); constant time whatever the value's size. no_space: it would grow
   // past `limit` bytes (0: no such limit).
@@ -144,8 +144,8 @@ class Client {
 
   // Multi-key: each key by itself (no atomicity between them), all at once: one write to each instance that owns some of
   // them. One result per key, in order.
-  std::vector<Result<Value>> lookup_many(std::vector<std::string> keys);
-  std::vector<Result<Version>> insert_many(std::vector<std::pair<std::string, std::string>> pairs, Millis ttl = {});
+  virtual std::vector<Result<Value>> lookup_many(std::vector<std::string> keys);
+  virtual std::vector<Result<Version>> insert_many(std::vector<std::pair<std::string, std::string>> pairs, Millis ttl = {});
   std::vector<Result<Version>> remove_many(std::vector<std::string> keys);
 
   // Every key that begins with `prefix`, a page at a time: entry(key, version, size) on the calling thread, in no order;

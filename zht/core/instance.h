@@ -114,6 +114,9 @@ class Instance {
   // Before end_round(): what may leave before the disk has it; nothing may be taken by the round afterwards. After
   // finish_round(): the rest.
   std::vector<replication::PeerMessage> take_peer_messages();
+  // Before end_round(): what was done in this round concerns no other instance. Then neither take_peer_messages() nor
+  // finish_round() is needed, nor has it wishes or news.
+  bool is_quiet() const { return !options_.clustered || (replicator_->is_idle() && news_.empty()); }
   // After end_round(), well or not. `now`: read after everything of the round was done.
   void finish_round(base::Time now);
   std::vector<replication::Wish> take_wishes() { return replicator_->take_wishes(); }

@@ -13,6 +13,9 @@ using namespace std::chrono_literals;
 
 constexpr std::size_t kTogether = 32;    // operations that the core sees at once
 constexpr std::size_t kRoundSize = 256;  // operations: what others may have to wait for
+constexpr std::size_t kScratch = std::size_t{4} << 20;  // bytes kept
+constexpr const char* kStopped = "the node has stopped; nothing was changed";
+constexpr const char* kLost = "the store failed, the change may be lost";
 constexpr base::Duration kCallbackGrace = 500ms;  // the core ends a callback in time; this is for when it cannot
 
 base::Time now() { return base::SystemClock().now(); }
@@ -25,6 +28,177 @@ Outcome failed(Code code, std::string message) {
 }
 
 }  // namespace
+
+// What a request says, without the bytes of a frame: nothing of it need be encoded and decoded again. `port`: numbers it.
+wire::Frame InProcessClient::plain_frame(Port& port, const core::Instance& core, OpKind kind, std::uint64_t request, PartitionId partition,
+                                         Bytes key, Bytes value) {
+  wire::Frame frame;
+  frame.op = static_cast<std::uint8_t>(kind);
+  frame.request = request;
+  if (client::is_recorded(kind)) {
+    frame.first = port.client;
+    frame.second = ++port.sequence;
+    frame.third = port.sequence - 1;
+  }
+  frame.epoch = static_cast<std::uint64_t>(core.epoch_of(partition));
+  frame.partition = static_cast<std::uint32_t>(partition);
+  frame.key = key;
+  frame.value = value;
+  return frame;
+}
+
+void InProcessClient::Port::trim() {
+  if (in.capacity() + out.capacity() <= kScratch) return;
+  std::string().swap(in);
+  std::string().swap(out);
+}
+
+// Inserts or lookups without conditions, in one round. What they take and bring lies with the caller.
+class InProcessClient::Plain final : public LocalRequest {
+ public:
+  Plain(Port& port, std::uint64_t connection, OpKind kind, std::span<Ask* const> asks)
+      : port_(port), connection_(connection), kind_(kind), asks_(asks) {}
+
+  // Those that are not answered then were not done here, and have to be asked as any other.
+  void run() {
+    port_.thread->run_local(*this);
+    if (kept || (executed_ && kind_ == OpKind::lookup)) return;
+    for (Ask* const ask : asks_) {
+      if (executed_ && !ask->answered) continue;
+      ask->answered = true;
+      ask->error = executed_ ? fail(Code::timeout, kLost) : fail(Code::unavailable, kStopped);
+    }
+  }
+
+  void execute(core::Instance& core) override {
+    executed_ = true;
+    port_.out.clear();
+    if (asks_.size() == 1) {
+      if (core.is_alone(asks_[0]->partition)) core.on_frame(core::ConnectionId{connection_}, frame_of(core, 0), port_.out);
+    } else {
+      port_.frames.clear();
+      for (std::size_t i = 0; i < asks_.size(); i++)
+        if (core.is_alone(asks_[i]->partition)) port_.frames.push_back(frame_of(core, i));
+      core.on_frames(core::ConnectionId{connection_}, port_.frames, port_.out);
+    }
+    wire::Frame reply;
+    for (Bytes rest = port_.out; !rest.empty(); rest.remove_prefix(reply.size)) {
+      const auto complete = wire::next_frame(rest, wire::kMaxFrameSize, reply);
+      CHECK(complete && *complete && reply.request < asks_.size(), "a core answers what it was asked");
+      answer(*asks_[reply.request], reply);
+    }
+    port_.trim();
+  }
+
+ private:
+  wire::Frame frame_of(const core::Instance& core, std::size_t i) {
+    return plain_frame(port_, core, kind_, i, asks_[i]->partition, asks_[i]->key, asks_[i]->value);
+  }
+
+  static void answer(Ask& ask, const wire::Frame& reply) {
+    if (reply.status == wire::kStatusRetry) return;
+    ask.answered = true;
+    if (reply.status == 0 && reply.extra.empty()) {
+      ask.found.value.assign(reply.value);
+      ask.found.version = reply.first;
+      ask.found.size = reply.second;
+      return;
+    }
+    auto outcome = wire::decode_outcome(reply);
+    auto value = outcome ? value_of(*std::move(outcome)) : Result<Value>(outcome.error());
+    if (value) ask.found = *std::move(value);
+    else ask.error = value.error();
+  }
+
+  Port& port_;
+  const std::uint64_t connection_;
+  const OpKind kind_;
+  const std::span<Ask* const> asks_;
+  bool executed_ = false;
+};
+
+void InProcessClient::ask_one(OpKind kind, Ask& ask) {
+  ask.partition = partition_of(ask.key, options_.partition_count);
+  Ask* const one = &ask;
+  Plain(ports_[instance_of(ask.partition)], connection_, kind, {&one, 1}).run();
+}
+
+void InProcessClient::ask_all(OpKind kind, std::span<Ask> asks) {
+  std::vector<std::vector<Ask*>> of_instance(ports_.size());
+  for (Ask& ask : asks) {
+    if (!is_plain(ask.key, ask.value)) continue;  // for the usual way to refuse
+    ask.partition = partition_of(ask.key, options_.partition_count);
+    of_instance[instance_of(ask.partition)].push_back(&ask);
+  }
+  for (std::size_t i = 0; i < of_instance.size(); i++)
+    for (std::span<Ask* const> rest = of_instance[i]; !rest.empty();) {
+      const std::size_t some = std::min(kRoundSize, rest.size());
+      Plain(ports_[i], connection_, kind, rest.first(some)).run();
+      rest = rest.subspan(some);
+    }
+}
+
+Result<Version> InProcessClient::insert(Bytes key, Bytes value, Millis ttl) {
+  if (ttl.count() == 0 && is_plain(key, value)) {
+    Ask ask{.key = key, .value = value};
+    ask_one(OpKind::insert, ask);
+    if (ask.error) return *std::move(ask.error);
+    if (ask.answered) return ask.found.version;
+  }
+  return Client::insert(key, value, ttl);
+}
+
+Result<Value> InProcessClient::lookup(Bytes key, Range range) {
+  if (range.kind == Range::Kind::whole && is_plain(key, {})) {
+    Ask ask{.key = key};
+    ask_one(OpKind::lookup, ask);
+    if (ask.error) return *std::move(ask.error);
+    if (ask.answered) return std::move(ask.found);
+  }
+  return Client::lookup(key, range);
+}
+
+std::vector<Result<Value>> InProcessClient::lookup_many(std::vector<std::string> keys) {
+  std::vector<Ask> asks(keys.size());
+  for (std::size_t i = 0; i < keys.size(); i++) asks[i].key = keys[i];
+  ask_all(OpKind::lookup, asks);
+  std::vector<std::string> others;
+  for (std::size_t i = 0; i < asks.size(); i++)
+    if (!asks[i].answered) others.push_back(std::move(keys[i]));
+  std::vector<Result<Value>> answers, values;
+  if (!others.empty()) answers = Client::lookup_many(std::move(others));
+  values.reserve(asks.size());
+  std::size_t at = 0;
+  for (Ask& ask : asks) {
+    if (!ask.answered) values.push_back(std::move(answers[at++]));
+    else if (ask.error) values.emplace_back(*std::move(ask.error));
+    else values.emplace_back(std::move(ask.found));
+  }
+  return values;
+}
+
+std::vector<Result<Version>> InProcessClient::insert_many(std::vector<std::pair<std::string, std::string>> pairs, Millis ttl) {
+  if (ttl.count() != 0) return Client::insert_many(std::move(pairs), ttl);
+  std::vector<Ask> asks(pairs.size());
+  for (std::size_t i = 0; i < pairs.size(); i++) {
+    asks[i].key = pairs[i].first;
+    asks[i].value = pairs[i].second;
+  }
+  ask_all(OpKind::insert, asks);
+  std::vector<std::pair<std::string, std::string>> others;
+  for (std::size_t i = 0; i < asks.size(); i++)
+    if (!asks[i].answered) others.push_back(std::move(pairs[i]));
+  std::vector<Result<Version>> answers, versions;
+  if (!others.empty()) answers = Client::insert_many(std::move(others), ttl);
+  versions.reserve(asks.size());
+  std::size_t at = 0;
+  for (Ask& ask : asks) {
+    if (!ask.answered) versions.push_back(std::move(answers[at++]));
+    else if (ask.error) versions.emplace_back(*std::move(ask.error));
+    else versions.emplace_back(ask.found.version);
+  }
+  return versions;
+}
 
 // Some operations for one instance, in one round.
 class InProcessClient::Round final : public LocalRequest {
@@ -52,10 +226,7 @@ class InProcessClient::Round final : public LocalRequest {
       core.on_frames(core::ConnectionId{connection_}, port_.frames, port_.out);
       take_answers();
     }
-    if (port_.in.capacity() + port_.out.capacity() > (std::size_t{4} << 20)) {
-      std::string().swap(port_.in);
-      std::string().swap(port_.out);
-    }
+    port_.trim();
   }
 
   void run() {
@@ -65,9 +236,9 @@ class InProcessClient::Round final : public LocalRequest {
       Item& item = *items_[i];
       item.answered = true;
       if (!executed_)
-        item.outcome = failed(Code::unavailable, "the node has stopped; nothing was changed");
+        item.outcome = failed(Code::unavailable, kStopped);
       else if (client::is_recorded(item.operation->kind))
-        item.outcome = failed(Code::timeout, "the store failed, the change may be lost");
+        item.outcome = failed(Code::timeout, kLost);
     }
   }
 
@@ -89,30 +260,21 @@ class InProcessClient::Round final : public LocalRequest {
   Result<wire::Frame> frame_of(const core::Instance& core, std::size_t i) {
     const Item& item = *items_[i];
     const Operation& operation = *item.operation;
+    const std::uint64_t request = item.request != 0 ? item.request : kPlace | i;
+    if (is_plain(operation)) {
+      wire::Frame frame = plain_frame(port_, core, operation.kind, request, item.partition, operation.key, operation.value);
+      if (operation.missing_ok) frame.flags = wire::kMissingOk;
+      return frame;
+    }
     const bool recorded = client::is_recorded(operation.kind);
     if (recorded) port_.sequence++;
-    const wire::Identity identity{.request = item.request != 0 ? item.request : kPlace | i,
+    const wire::Identity identity{.request = request,
                                   .client = recorded ? port_.client : 0,
                                   .sequence = recorded ? port_.sequence : 0,
                                   .floor = recorded ? port_.sequence - 1 : 0,
                                   .epoch = static_cast<std::uint64_t>(core.epoch_of(item.partition)),
                                   .partition = item.partition,
                                   .timeout_ms = item.timeout_ms};
-    wire::Frame frame;
-    if (is_plain(operation)) {
-      frame.type = wire::FrameType::request;
-      frame.op = static_cast<std::uint8_t>(operation.kind);
-      frame.flags = operation.missing_ok ? std::uint32_t{wire::kMissingOk} : 0u;
-      frame.request = identity.request;
-      frame.first = identity.client;
-      frame.second = identity.sequence;
-      frame.third = identity.floor;
-      frame.epoch = identity.epoch;
-      frame.partition = static_cast<std::uint32_t>(identity.partition);
-      frame.key = operation.key;
-      frame.value = operation.value;
-      return frame;
-    }
     port_.in.clear();
     wire::encode_request(port_.in, operation, identity);
     TRY_LET(encoded, wire::next_frame(port_.in, wire::kMaxFrameSize));

@@ -7,7 +7,7 @@
 // too.
 //
 // Requests reach the core as frames, as a socket would bring them: one path to test. Most frames only point to the
-// operation's own key and value; the others are encoded. The identity of a request is (this client and instance, sequence),
+// operation's own key and value; the others are encoded. A plain insert or lookup makes neither an Operation nor an Outcome. The identity of a request is (this client and instance, sequence),
 // numbered while the core is held; nothing here is ever sent twice, so the floor is always just below.
 //
 // All this is for partitions that this node has to itself. One that other nodes have copies of, or lead, is asked over a socket
@@ -19,6 +19,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -49,6 +51,10 @@ class InProcessClient final : public Client {
   Outcome call(Operation operation, Millis timeout) override;
   std::optional<Outcome> call_or_submit(Operation operation, Completion completion, Millis timeout) override;
   std::vector<Outcome> call_all(std::vector<Operation> operations, Millis timeout) override;
+  Result<Version> insert(Bytes key, Bytes value, Millis ttl) override;
+  Result<Value> lookup(Bytes key, Range range) override;
+  std::vector<Result<Value>> lookup_many(std::vector<std::string> keys) override;
+  std::vector<Result<Version>> insert_many(std::vector<std::pair<std::string, std::string>> pairs, Millis ttl) override;
 
  private:
   // This client at one instance. Touched by whoever holds the core.
@@ -57,6 +63,14 @@ class InProcessClient final : public Client {
     std::uint64_t client = 0, sequence = 0;
     std::string in, out;  // scratch, as are:
     std::vector<wire::Frame> frames;
+    void trim();  // after a large value
+  };
+  struct Ask {  // a plain insert or lookup, and its answer
+    PartitionId partition{0};
+    Bytes key, value;
+    Value found;
+    std::optional<Error> error;
+    bool answered = false;
   };
   struct Item {
     const Operation* operation = nullptr;
@@ -68,6 +82,7 @@ class InProcessClient final : public Client {
     bool elsewhere = false;      // not this node's alone: nothing was done
   };
   class Round;
+  class Plain;
   struct Job {  // submitted
     Operation operation;
     Completion completion;
@@ -94,8 +109,16 @@ class InProcessClient final : public Client {
     std::string frame;  // empty: the instance has stopped
   };
 
+  static wire::Frame plain_frame(Port& port, const core::Instance& core, OpKind kind, std::uint64_t request, PartitionId partition,
+                                 Bytes key, Bytes value);
   RequestNumber enqueue(Job job, bool named);
   Client* elsewhere() const;
+  std::uint32_t instance_of(PartitionId partition) const { return options_.instance_of[static_cast<std::uint32_t>(partition)]; }
+  bool is_plain(Bytes key, Bytes value) const {
+    return !key.empty() && key.size() <= kMaxKeySize && value.size() <= options_.max_value_size;
+  }
+  void ask_one(OpKind kind, Ask& ask);
+  void ask_all(OpKind kind, std::span<Ask> asks);
   void prepare(Item& item) const;
   void execute(std::size_t instance, std::vector<Item*>& items);
   void execute_all(std::vector<Item>& items);

@@ -46,6 +46,7 @@ base::Result<std::string> InstanceThread::listen_tcp(const std::string& address)
 base::Result<void> InstanceThread::listen_udp(const std::string& address) { return endpoint_->listen_udp(address); }
 
 void InstanceThread::run() {
+  wall_ahead_ = clock_.wall().time_since_epoch() - clock_.now().time_since_epoch();
   loop_.busy_poll(options_.busy_poll);
   loop_.every(core::Instance::kTick, [this] { endpoint_->run_round([this] { core_->on_tick(); }); });
   if (options_.core.durability == core::Durability::interval) loop_.every(options_.sync_interval, [this] { sync_in_background(); });
@@ -89,7 +90,9 @@ void InstanceThread::sync(std::function<void(base::Result<void>)> deliver) {
 void InstanceThread::begin_round() {
   local_.lock();
   in_round_ = true;
-  core_->begin_round(clock_.now(), clock_.wall());
+  const base::Time now = clock_.now();
+  wall_ahead_ = clock_.wall().time_since_epoch() - now.time_since_epoch();
+  core_->begin_round(now, wall_at(now));
 }
 
 std::size_t InstanceThread::on_frames(net::ConnectionNumber from, std::span<const wire::Frame> frames, std::string& out) {
@@ -142,19 +145,22 @@ void InstanceThread::execute(LocalRequest* requests) {
 
 // Ends the core's round and hands on what it sends by itself.
 bool InstanceThread::close_core_round() {
-  const bool was_well = core_->failure().empty();
-  send_to_peers();  // they work while the own disk does
+  const bool was_well = core_->failure().empty(), quiet = core_->is_quiet();
+  if (!quiet) send_to_peers();  // they work while the own disk does
   const auto written = core_->end_round();
-  core_->finish_round(clock_.now());
-  send_to_peers();
-  if (InstanceNews news = gather_news(); options_.tell_manager && (!news.wishes.empty() || !news.views.empty()))
-    options_.tell_manager(std::move(news));
+  if (!quiet || !written) {
+    core_->finish_round(clock_.now());
+    send_to_peers();
+    if (InstanceNews news = gather_news(); options_.tell_manager && (!news.wishes.empty() || !news.views.empty()))
+      options_.tell_manager(std::move(news));
+  }
   if (!written) {
     if (was_well) logger().error("the store failed and only reads from now on", {{"error", written.error()}});
     return false;
   }
-  core_->finish_round(clock_.now());
-  note_times();
+  if (!quiet) core_->finish_round(clock_.now());
+  // Of short local rounds one in eight is timed, and stands for the others since.
+  if (in_round_ || ++local_rounds_ % 8 == 0) note_times();
   for (core::Send& send : core_->take_sends()) {
     const auto to = static_cast<net::ConnectionNumber>(send.to);
     if (to >= kFirstLocal) {
@@ -242,7 +248,8 @@ void InstanceThread::note_times() {
 // One round for callers of this process, on the thread of whoever holds the core.
 void InstanceThread::local_round(LocalRequest* requests) {
   if (core_ == nullptr) return;  // stopped; `kept` stays false
-  core_->begin_round(clock_.now(), clock_.wall());
+  const base::Time now = clock_.now();
+  core_->begin_round(now, wall_at(now));
   execute(requests);
   const bool kept = close_core_round();
   for (LocalRequest* one = requests; one != nullptr; one = LocalQueue::next(*one)) one->kept = kept;

@@ -122,6 +122,7 @@ class InstanceThread final : private net::FrameHandler {
   void send_to_peers();
   InstanceNews gather_news();
   void note_times();
+  base::WallTime wall_at(base::Time now) const { return base::WallTime(now.time_since_epoch() + wall_ahead_); }
   // Runs `work` as the core's holder; the loop's thread only, inside a round or not.
   template <class Work>
   auto with_core(Work&& work) {
@@ -142,6 +143,8 @@ class InstanceThread final : private net::FrameHandler {
   // Touched by whoever holds the core. An operation's time is that of its round: all its replies leave at its end.
   std::vector<support::CoarseHistogram> latencies_;
   std::array<std::uint64_t, 10> noted_{};  // operations in latencies_
+  base::Duration wall_ahead_{};  // of the other clock, as of the loop's last round: one look at a clock less for every local round
+  std::uint32_t local_rounds_ = 0;
   bool syncing_ = false;
   bool in_round_ = false;  // of the loop's thread, which then holds local_
   LocalQueue local_{[this](LocalRequest* requests) { local_round(requests); }};  // whoever holds it owns core_ and sinks_
