@@ -7,8 +7,9 @@
 // too.
 //
 // Requests reach the core as frames, as a socket would bring them: one path to test. Most frames only point to the
-// operation's own key and value; the others are encoded. A plain insert or lookup makes neither an Operation nor an Outcome. The identity of a request is (this client and instance, sequence),
-// numbered while the core is held; nothing here is ever sent twice, so the floor is always just below.
+// operation's own key and value; the others are encoded. A plain insert or lookup makes neither an Operation nor an Outcome.
+// The identity of a request is (this client and instance, sequence), numbered while the core is held; nothing here is ever
+// sent twice, so the floor is always just below.
 //
 // All this is for partitions that this node has to itself. One that other nodes have copies of, or lead, is asked over a socket
 // as any client does: its answer takes a network's time anyway, and may need another try elsewhere.
