@@ -51,6 +51,7 @@ class ChunkFile {
   base::Result<void> sync();
   base::Result<std::uint64_t> seek(std::uint64_t within, bool data);  // kChunkSize: there is none (any more)
   base::Result<std::uint64_t> blocks();                                // of 512 bytes, those of the checksums not counted
+  base::Result<std::vector<std::uint32_t>> sums(std::uint64_t first, std::uint64_t count);  // as kept; 0: not known
 
   struct Scrubbed {
     std::uint64_t blocks = 0;         // with data

@@ -192,4 +192,14 @@ std::uint64_t RemoteContent::blocks(std::uint64_t size) {
   return answer ? answer->number : (size + 511) / 512;
 }
 
+Result<std::vector<std::uint32_t>> RemoteContent::sums(std::uint64_t offset, std::uint64_t count) {
+  TRY_LET(answer, ask(ChunkOperation::sums, offset, count));
+  std::vector<std::uint32_t> found;
+  base::Reader from(answer.bytes);
+  while (from.left() >= 4) found.push_back(from.u32());
+  if (found.size() != count)
+    return fail(Code::io, peer_->address(), ": ", found.size(), " checksums came, ", count, " were asked for");
+  return found;
+}
+
 }  // namespace fusionfs

@@ -52,6 +52,7 @@ class RemoteContent final : public Content {
   base::Result<void> sync() override;
   base::Result<std::uint64_t> seek(std::uint64_t offset, std::uint64_t size, bool data) override;
   std::uint64_t blocks(std::uint64_t size) override;
+  base::Result<std::vector<std::uint32_t>> sums(std::uint64_t offset, std::uint64_t count) override;
 
  private:
   base::Result<ChunkAnswer> ask(ChunkOperation operation, std::uint64_t first = 0, std::uint64_t second = 0,

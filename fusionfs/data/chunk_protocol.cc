@@ -26,7 +26,7 @@ std::optional<ChunkRequest> decode_chunk_request(Bytes in) {
   request.first = from.u64();
   request.second = from.u64();
   request.bytes = from.str();
-  if (!from.done() || operation < 1 || operation > 12) return std::nullopt;
+  if (!from.done() || operation < 1 || operation > 13) return std::nullopt;
   return request;
 }
 

@@ -30,6 +30,7 @@ enum class ChunkOperation : std::uint8_t {
   seek_hole = 10,  // the same
   blocks = 11,     // first: the file's size. Answer: number
   remove = 12,     // first: the file's size
+  sums = 13,       // first: offset; second: count of blocks. Answer: bytes, u32 each
 };
 
 struct ChunkRequest {

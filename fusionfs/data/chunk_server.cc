@@ -157,6 +157,14 @@ ChunkAnswer ChunkServer::answer(const ChunkRequest& request) {
     return reply;
   }
   const auto file = content(request.inode);
+  // What was opened for writing may have been closed here meanwhile, unused for long: the mark of that is set again.
+  if (request.operation == ChunkOperation::write || request.operation == ChunkOperation::truncate ||
+      request.operation == ChunkOperation::allocate || request.operation == ChunkOperation::punch) {
+    if (const auto marked = file->go_on_writing(); !marked) {
+      settle(marked);
+      return reply;
+    }
+  }
   switch (request.operation) {
     case ChunkOperation::begin_writing:
       settle(file->begin_writing(request.first));
@@ -196,6 +204,15 @@ ChunkAnswer ChunkServer::answer(const ChunkRequest& request) {
     case ChunkOperation::blocks:
       reply.number = file->blocks(request.first);
       break;
+    case ChunkOperation::sums: {
+      const auto found = file->sums(request.first, std::min(request.second, kChunkSize));
+      if (!found) {
+        settle(found.error());
+        break;
+      }
+      for (const std::uint32_t sum : *found) base::Writer(reply.bytes).u32(sum);
+      break;
+    }
     case ChunkOperation::hello:
     case ChunkOperation::remove:
       break;

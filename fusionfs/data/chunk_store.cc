@@ -353,4 +353,30 @@ std::uint64_t LocalContent::blocks(std::uint64_t size) {
   return sum;
 }
 
+Result<std::vector<std::uint32_t>> LocalContent::sums(std::uint64_t offset, std::uint64_t count) {
+  const std::uint64_t index = offset / kChunkSize, first = offset % kChunkSize / kBlockSize;
+  if (offset % kBlockSize != 0 || first + count > kChunkSize / kBlockSize)
+    return fail(Code::invalid, "checksums of ", count, " blocks from byte ", offset, " on: not the blocks of one chunk");
+  TRY_LET(file, chunk(index, false));
+  if (!file) return std::vector<std::uint32_t>(count);
+  return file->sums(first, count);
+}
+
+Result<void> LocalContent::go_on_writing() {
+  const std::lock_guard lock(mutex_);
+  if (writing_) return {};
+  TRY_LET(first, chunk_locked(0, true));
+  if (::flock(first->descriptor(), LOCK_SH) != 0) return fail_errno(errno, "lock " + store_.path_of(inode_, 0));
+  writing_ = true;
+  return {};
+}
+
+Result<bool> LocalContent::keep_writers_out() {
+  const std::lock_guard lock(mutex_);
+  TRY_LET(first, chunk_locked(0, true));
+  if (::flock(first->descriptor(), LOCK_EX | LOCK_NB) == 0) return true;
+  if (errno == EWOULDBLOCK) return false;
+  return fail_errno(errno, "lock " + store_.path_of(inode_, 0));
+}
+
 }  // namespace fusionfs

@@ -76,6 +76,11 @@ class LocalContent final : public Content {
   Result<void> sync() override;
   Result<std::uint64_t> seek(std::uint64_t offset, std::uint64_t size, bool data) override;
   std::uint64_t blocks(std::uint64_t size) override;
+  Result<std::vector<std::uint32_t>> sums(std::uint64_t offset, std::uint64_t count) override;
+  // Marks the file as being written, as begin_writing() does, and cuts nothing off.
+  Result<void> go_on_writing();
+  // False: somebody is writing it. Else nobody begins to until this object goes: begin_writing() waits elsewhere.
+  Result<bool> keep_writers_out();
 
  private:
   using File = std::shared_ptr<ChunkFile>;

@@ -34,6 +34,8 @@ class Content {
   // none.
   virtual base::Result<std::uint64_t> seek(std::uint64_t offset, std::uint64_t size, bool data) = 0;
   virtual std::uint64_t blocks(std::uint64_t size) = 0;  // of 512 bytes
+  // The checksums of `count` blocks of kBlockSize from `offset` on, both inside one chunk; 0: not known, or nothing was written.
+  virtual base::Result<std::vector<std::uint32_t>> sums(std::uint64_t offset, std::uint64_t count) = 0;
   // The chunk stores that missed a change since this was opened: what they have is no copy any more.
   virtual std::vector<std::uint64_t> missed() const { return {}; }
 };

@@ -31,6 +31,7 @@ class NoContent final : public Content {
   Result<void> sync() override { return gone(); }
   Result<std::uint64_t> seek(std::uint64_t, std::uint64_t, bool) override { return gone().error(); }
   std::uint64_t blocks(std::uint64_t size) override { return (size + 511) / 512; }
+  Result<std::vector<std::uint32_t>> sums(std::uint64_t, std::uint64_t) override { return gone().error(); }
 
  private:
   Result<void> gone() const {
@@ -85,6 +86,15 @@ class Copies final : public Content {
       if (!has_missed(i)) return copies_[i].content->blocks(size);
     }
     return (size + 511) / 512;
+  }
+  Result<std::vector<std::uint32_t>> sums(std::uint64_t offset, std::uint64_t count) override {
+    std::vector<std::uint32_t> found;
+    TRY(from_one([&](Content& each) -> Result<void> {
+      TRY_LET(sums, each.sums(offset, count));
+      found = std::move(sums);
+      return {};
+    }));
+    return found;
   }
   std::vector<std::uint64_t> missed() const override {
     const std::lock_guard lock(mutex_);

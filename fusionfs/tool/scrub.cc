@@ -5,6 +5,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "fusionfs/data/settle.h"
 #include "fusionfs/data/stores.h"
 #include "fusionfs/fuse/wait.h"
 #include "fusionfs/tool/place.h"
@@ -23,7 +24,8 @@ using base::Result;
 constexpr std::size_t kPiece = std::size_t{1} << 20;
 
 struct Totals {
-  std::uint64_t chunks = 0, blocks = 0, without_sum = 0, bad = 0, healed = 0, copies_made = 0, copies_lacking = 0;
+  std::uint64_t chunks = 0, blocks = 0, without_sum = 0, bad = 0, healed = 0, differed = 0, settled = 0, busy = 0, copies_made = 0,
+                copies_lacking = 0;
 };
 
 // The block as another store has it.
@@ -132,6 +134,16 @@ Result<int> scrub(const support::CommonFlags& common, std::size_t replicas) {
         return fail(Code::unavailable, "the store did not answer about inode ", raw(chunk.inode));
       inode = std::move(reply.inode);
       last = chunk.inode;
+      if (inode) {
+        TRY_LET(settled, settle_copy(*place.chunks, stores, *inode));
+        totals.differed += settled.differed;
+        totals.settled += settled.settled;
+        totals.busy += settled.busy ? 1 : 0;
+        if (settled.differed != 0 && !common.quiet && !common.json)
+          std::printf("inode %llu: %llu blocks differ from the file's other copies, %llu are now as there\n",
+                      static_cast<unsigned long long>(raw(chunk.inode)), static_cast<unsigned long long>(settled.differed),
+                      static_cast<unsigned long long>(settled.settled));
+      }
       if (inode && replicas > 1) TRY(replicate(place, stores, *inode, replicas, totals));
     }
     TRY(scrub_chunk(place, stores, chunk, inode, totals, list, common.quiet || common.json));
@@ -143,6 +155,9 @@ Result<int> scrub(const support::CommonFlags& common, std::size_t replicas) {
                          {"new_checksum_count", totals.without_sum},
                          {"damaged_count", totals.bad},
                          {"healed_count", totals.healed},
+                         {"differing_count", totals.differed},
+                         {"settled_count", totals.settled},
+                         {"not_compared_count", totals.busy},
                          {"copies_made_count", totals.copies_made},
                          {"copies_lacking_count", totals.copies_lacking},
                          {"damaged", list}});
@@ -154,6 +169,11 @@ Result<int> scrub(const support::CommonFlags& common, std::size_t replicas) {
                   static_cast<unsigned long long>(totals.healed));
     if (totals.without_sum != 0)
       std::printf("; %llu had no checksum and got one", static_cast<unsigned long long>(totals.without_sum));
+    if (totals.differed != 0)
+      std::printf("; %llu differed from another copy, %llu of them settled", static_cast<unsigned long long>(totals.differed),
+                  static_cast<unsigned long long>(totals.settled));
+    if (totals.busy != 0)
+      std::printf("; %llu files are being written and were not compared", static_cast<unsigned long long>(totals.busy));
     if (totals.copies_made != 0) std::printf("; %llu copies made", static_cast<unsigned long long>(totals.copies_made));
     if (totals.copies_lacking != 0)
       std::printf("; %llu copies lack a node to be on", static_cast<unsigned long long>(totals.copies_lacking));

@@ -15,6 +15,7 @@
 
 #include "fusionfs/core/procedures.h"
 #include "fusionfs/data/chunk_server.h"
+#include "fusionfs/data/settle.h"
 #include "fusionfs/data/stores.h"
 #include "fusionfs/fuse/file_system.h"
 #include "fusionfs/fuse/wait.h"
@@ -363,6 +364,42 @@ TEST_F(NodesTest, DamageIsReadFromTheOtherCopyAndWithoutOneIsAnErrorThatNamesThe
   flip(nodes_[1].chunks->path_of(id, 0), 50'000);
   EXPECT_EQ(fetch(nodes_[0], "f"), "error " + std::to_string(EIO));
   EXPECT_NE(warnings().find(nodes_[0].chunks->path_of(id, 0) + ": block 12"), std::string::npos) << warnings();
+}
+
+TEST_F(NodesTest, CopiesThatDifferThoughBothAgreeWithTheirChecksumsAreSettledByTheFilesHome) {
+  const std::string text = long_text(200'000);
+  const InodeId id = make(nodes_[0], "f", text);
+  ASSERT_EQ(record(id).stores().size(), 2u);
+  const auto change = [&](Node& node, std::uint64_t at, const std::string& bytes) {  // a mount dies before it has written the other
+    LocalContent content(*node.chunks, id);
+    ASSERT_TRUE(content.write(at, bytes));
+  };
+  Node& home = record(id).store == nodes_[0].chunks->identity() ? nodes_[0] : nodes_[1];
+  Node& other = &home == &nodes_[0] ? nodes_[1] : nodes_[0];
+  change(home, 10'000, "at home only");
+  change(other, 150'000, "elsewhere only");
+  const auto settle = [&](Node& node) { return *settle_copy(*node.chunks, node.files->stores(), record(id)); };
+  EXPECT_TRUE(settle(other).busy) << "its chunk server keeps what was written through it open for a while";
+  stop(other);
+  start(other, 2);
+  EXPECT_EQ(settle(home).differed, 0u);
+  const Settled done = settle(other);
+  EXPECT_EQ(done.differed, 2u);
+  EXPECT_EQ(done.settled, 2u);
+  EXPECT_EQ(settle(other).differed, 0u);
+  EXPECT_EQ(fetch(other, "f"), fetch(home, "f"));
+  EXPECT_EQ(fetch(home, "f"), text.substr(0, 10'000) + "at home only" + text.substr(10'012));
+  // A block that the home has lost the checksum of (a write there did not come to its end) is taken from where it is well.
+  {
+    const int file = ::open(home.chunks->path_of(id, 0).c_str(), O_RDWR);
+    const std::uint32_t unknown = 0;
+    ASSERT_EQ(::pwrite(file, &unknown, 4, static_cast<off_t>(kChunkSize + 32 + 4 * 7)), 4);
+    ASSERT_EQ(::pwrite(file, "half", 4, 7 * 4096), 4);
+    ::close(file);
+  }
+  EXPECT_EQ(settle(other).differed, 0u);
+  EXPECT_EQ(settle(home).settled, 1u);
+  EXPECT_EQ(fetch(home, "f"), text.substr(0, 10'000) + "at home only" + text.substr(10'012));
 }
 
 TEST_F(NodesTest, ANodeThatIsGoneAnswersWithAnErrorAndSoon) {
