@@ -70,6 +70,7 @@ struct TableState {
   std::optional<Position> unsaved_from;   // the first record that the checkpoint does not have
   std::optional<Position> changed_since;  // the first record since the checkpoint being written was begun
   std::uint64_t checkpoint_bytes = 0;     // 0: none
+  bool awaits_name = false;               // its checkpoint is among those that are written and not yet synced
   std::uint64_t birth = 0;                // another for each table that ever had this id
   std::optional<Position> from;           // no record of it lies before; nothing: it has none
 };
@@ -144,12 +145,14 @@ class StoreImpl final : public Store, private core::SnapshotHost, private core::
  public:
   StoreImpl(base::FileSystem& files, std::string folder, Options options)
       : files_(files), folder_(std::move(folder)), options_(options), arena_(files.threads()),
-        log_(files, folder_, options.segment_size, [this] { return live_bytes(tables_); }, [this] { return checkpoint_room(tables_); }),
+        log_(files, folder_, options.segment_size, [this] { return live_bytes(tables_); }, [this] { return checkpoint_room(tables_); },
+             [this] { return log_bound(); }),
         background_(files.threads()) {}
   ~StoreImpl() override {
     settle();
     (void)wait_for_background().has_value();
     checkpoint_.reset();
+    written_.clear();
     if (!options_.read_only) log_.close();
     tables_.each([](TableId, TableState& state) { state.table.forget(); });
   }
@@ -343,12 +346,18 @@ class StoreImpl final : public Store, private core::SnapshotHost, private core::
   Result<void> write_record(TableId table, TableState& state, std::span<const Change> changes, Bytes note, std::uint64_t epoch);
   Position needed_from() const;
   bool log_is_long();
+  std::uint64_t log_bound() const;  // bytes
   Result<bool> step();
   Result<bool> compact_some();
   bool evacuate_some();
   Result<void> begin_checkpoint(TableId table);
   Result<void> continue_checkpoint(std::size_t bytes);
-  Result<void> start_sync(bool with_checkpoint);
+  void forget_checkpoint(TableId table);
+  std::optional<TableId> next_to_save() const;
+  bool enough_written() const;
+  Result<void> start_sync(bool with_checkpoints);
+  Result<void> complete_checkpoint();
+  Result<void> name_written();
   Result<void> take_background(Result<void> outcome);
   Result<void> wait_for_background();
   Result<bool> remove_doomed();
@@ -397,7 +406,16 @@ class StoreImpl final : public Store, private core::SnapshotHost, private core::
   std::unique_ptr<core::CheckpointWriter> checkpoint_;  // being written
   TableId checkpoint_table_{};
   bool taken_whole_ = false;  // all of the table is in it
-  core::CheckpointEnd checkpoint_end_;
+  // Those that are written: they are synced and named together, for a sync costs as much for many as for one, and with hundreds
+  // of tables the log would grow meanwhile to many times what it may be.
+  static constexpr std::size_t kTogether = 32;
+  static constexpr std::uint64_t kTogetherBytes = std::uint64_t{16} << 20;
+  struct Written {
+    TableId table;
+    std::unique_ptr<core::CheckpointWriter> writer;
+  };
+  std::vector<Written> written_;
+  bool naming_due_ = false;  // what is written must not wait for more: a failure, above all for want of room
   // Tables from whom the arena's old chunks have still to be cleared; the last one from `evacuation_cursor_` on.
   std::vector<TableId> evacuating_;
   std::uint64_t evacuation_cursor_ = 0;
@@ -442,8 +460,8 @@ class StoreImpl final : public Store, private core::SnapshotHost, private core::
   std::uint64_t recovered_records_ = 0, recovered_bytes_ = 0, torn_bytes_ = 0;
   std::string last_failure_;
 
-  // What the background does: write a slice of the checkpoint, or sync the log, or sync the log and then end the checkpoint.
-  enum class Work { slice, sync, checkpoint_end };
+  // What the background does: write a slice of the checkpoint, or sync the log, or sync the log and what is written, and name it.
+  enum class Work { slice, sync, naming };
   Work background_is_ = Work::sync;
   std::unique_ptr<SyncJob> log_job_;
   core::Log::Syncing log_syncing_;
@@ -699,7 +717,7 @@ Result<void> StoreImpl::drop(TableId table) {
   settle();
   TableState* const state = tables_.find(table);
   if (state == nullptr) return {};
-  if (checkpoint_ != nullptr && checkpoint_table_ == table) (void)wait_for_background().has_value();
+  if ((checkpoint_ != nullptr && checkpoint_table_ == table) || state->awaits_name) (void)wait_for_background().has_value();
   const std::size_t size = core::record_size({}, {}, 0);
   TRY_LET(to, log_.room(size));
   core::RecordFields fields;
@@ -709,7 +727,7 @@ Result<void> StoreImpl::drop(TableId table) {
   const Position position = log_.position();
   core::encode_record(to, size, fields, log_.salt(), log_.offset(), position, log_.durable());
   log_.commit(size);
-  if (checkpoint_ != nullptr && checkpoint_table_ == table) checkpoint_.reset();
+  forget_checkpoint(table);
   std::erase_if(doomed_, [&](const Doomed& one) { return one.table == table; });
   if (state->checkpoint_bytes > 0) doomed_.push_back({table, position, log_.position()});
   tables_.erase(table);
@@ -752,7 +770,13 @@ Result<std::uint64_t> StoreImpl::write_whole_checkpoint(const core::Table& table
     all = taken;
     TRY(writer->write_taken());
   }
-  auto finished = writer->finish({.entries = writer->entries(), .version = header.version, .position = header.position}, folder_);
+  const auto finish = [&]() -> Result<void> {
+    TRY(writer->write_end({.entries = writer->entries(), .version = header.version, .position = header.position}));
+    TRY(writer->sync());
+    TRY(writer->give_name());
+    return files_.sync_folder(folder_);
+  };
+  auto finished = finish();
   if (finished) return writer->size();
   // Which of the two tables the next open will find is not known now: then nothing may be written for either.
   if (finished.code() != Code::no_space) log_.fail_with(finished.error());
@@ -780,7 +804,7 @@ Result<void> StoreImpl::install(TableId id, std::unique_ptr<core::Shadow> shadow
     return write_whole_checkpoint(shadow->table(), header, companion == nullptr ? imported.attachment : companion->attachment(id));
   };
   // One that is being written has the same temporary name.
-  if (checkpoint_ != nullptr && checkpoint_table_ == id) checkpoint_.reset();
+  forget_checkpoint(id);
   auto written = write();
   if (!written) {
     if (companion != nullptr) TRY(companion->restore(id, before));
@@ -838,6 +862,8 @@ Statistics StoreImpl::statistics() const {
     s.cold_file_bytes = cold_->file_bytes();
   }
   s.log_bytes = log_.bytes();
+  s.kept_bytes = log_.kept_bytes();
+  s.reused_segments = log_.reused_segments();
   s.segments = log_.segment_count();
   s.records = records_;
   s.flushes = log_.flushes();
@@ -863,11 +889,15 @@ Position StoreImpl::needed_from() const {
   return needed;
 }
 
+std::uint64_t StoreImpl::log_bound() const {
+  const double most = options_.log_slack * static_cast<double>(live_bytes(tables_));
+  return std::max(options_.log_floor, most < 9e18 ? static_cast<std::uint64_t>(most) : UINT64_MAX);
+}
+
 bool StoreImpl::log_is_long() {
   if (starved_ && log_.segment_count() >= 2) return true;
   if (log_.segment_count() < 4 || log_.position() < short_until_) return false;
-  const double log = static_cast<double>(log_.position() - log_.begin());
-  if (log > static_cast<double>(options_.log_floor) && log > options_.log_slack * static_cast<double>(live_bytes(tables_))) return true;
+  if (log_.position() - log_.begin() > log_bound()) return true;
   // Asking every table is not for every round: once short, the log is that for a while.
   constexpr std::uint64_t kWhile = std::uint64_t{64} << 10;
   short_until_ = log_.position() + std::min(kWhile, options_.segment_size / 4);
@@ -887,15 +917,15 @@ Result<void> StoreImpl::begin_checkpoint(TableId table) {
   return {};
 }
 
+// One that is being written, or is written: it comes to nothing. Not while the background is at it.
+void StoreImpl::forget_checkpoint(TableId table) {
+  if (checkpoint_ != nullptr && checkpoint_table_ == table) checkpoint_.reset();
+  std::erase_if(written_, [&](const Written& one) { return one.table == table; });
+}
+
 // Has some more of the checkpoint written, in the background; when that was all, its end too.
 Result<void> StoreImpl::continue_checkpoint(std::size_t bytes) {
   TableState& state = *tables_.find(checkpoint_table_);
-  if (taken_whole_) {
-    checkpoint_end_ = {.entries = checkpoint_->entries(), .version = state.version, .position = log_.position()};
-    auto started = start_sync(true);
-    if (!started) checkpoint_.reset();
-    return started;
-  }
   auto taken = checkpoint_->take_some(state.table, cold_.get(), bytes);
   if (!taken) {
     checkpoint_.reset();
@@ -903,21 +933,26 @@ Result<void> StoreImpl::continue_checkpoint(std::size_t bytes) {
   }
   taken_whole_ = *taken;
   background_is_ = Work::slice;
-  background_.start([this] { return checkpoint_->write_taken(); });
+  const core::CheckpointEnd end{.entries = checkpoint_->entries(), .version = state.version, .position = log_.position()};
+  background_.start([this, all = taken_whole_, end]() -> Result<void> {
+    TRY(checkpoint_->write_taken());
+    return all ? checkpoint_->write_end(end) : Result<void>{};
+  });
   if (auto outcome = background_.poll()) TRY(take_background(*std::move(outcome)));
   return {};
 }
 
 // A checkpoint's entries may be as new as the log's last record, so the log is synced before the checkpoint has its name.
-Result<void> StoreImpl::start_sync(bool with_checkpoint) {
+Result<void> StoreImpl::start_sync(bool with_checkpoints) {
   TRY_LET(job, log_.begin_sync(log_syncing_));
   log_job_ = std::move(job);
-  background_is_ = with_checkpoint ? Work::checkpoint_end : Work::sync;
-  background_.start([this, with_checkpoint]() -> Result<void> {
+  background_is_ = with_checkpoints ? Work::naming : Work::sync;
+  background_.start([this, with_checkpoints]() -> Result<void> {
     log_outcome_ = log_job_->run();
-    if (!log_outcome_) return log_outcome_;
-    if (with_checkpoint) return checkpoint_->finish(checkpoint_end_, folder_);
-    return {};
+    if (!log_outcome_ || !with_checkpoints) return log_outcome_;
+    for (const Written& one : written_) TRY(one.writer->sync());
+    for (const Written& one : written_) TRY(one.writer->give_name());
+    return files_.sync_folder(folder_);
   });
   if (auto outcome = background_.poll()) return take_background(*std::move(outcome));
   return {};
@@ -925,21 +960,28 @@ Result<void> StoreImpl::start_sync(bool with_checkpoint) {
 
 Result<void> StoreImpl::take_background(Result<void> outcome) {
   if (background_is_ == Work::slice) {
+    if (outcome && taken_whole_) {
+      tables_.find(checkpoint_table_)->awaits_name = true;
+      written_.push_back({checkpoint_table_, std::move(checkpoint_)});
+    }
     if (!outcome) checkpoint_.reset();
     return outcome;
   }
   log_.end_sync(log_syncing_, log_outcome_);
   log_job_.reset();
   if (background_is_ == Work::sync) return outcome;
-  if (outcome) {
-    TableState& state = *tables_.find(checkpoint_table_);
-    state.checkpoint_bytes = checkpoint_->size();
+  for (const Written& one : written_) {
+    TableState& state = *tables_.find(one.table);
+    state.awaits_name = false;
+    if (!outcome) continue;
+    state.checkpoint_bytes = one.writer->size();
     state.unsaved_from = state.changed_since;
     trim_due_ = true;
-    std::erase_if(doomed_, [&](const Doomed& one) { return one.table == checkpoint_table_; });
+    std::erase_if(doomed_, [&](const Doomed& doomed) { return doomed.table == one.table; });
     checkpoints_++;
   }
-  checkpoint_.reset();
+  written_.clear();
+  naming_due_ = false;
   return outcome;
 }
 
@@ -1016,7 +1058,7 @@ Result<bool> StoreImpl::compact_some() {
     TRY(start_sync(false));
     return !background_.running();
   }
-  TRY_LET(more_trimmed, log_.drop_trimmed());
+  TRY_LET(more_trimmed, log_.drop_trimmed(true));
   if (more_trimmed) return true;
   TRY_LET(more_doomed, remove_doomed());
   if (more_doomed) return true;
@@ -1028,18 +1070,36 @@ Result<bool> StoreImpl::compact_some() {
     segments_seen_ = log_.segment_count();
     if (trimmed) return true;
   }
-  if (!log_is_long()) return false;
-  // The table that holds on to the oldest record.
+  if (written_.empty() && !log_is_long()) return false;
+  if (const auto table = next_to_save()) {
+    TRY(begin_checkpoint(*table));
+    return true;
+  }
+  if (written_.empty()) return false;
+  naming_due_ = false;
+  TRY(start_sync(true));
+  return !background_.running();
+}
+
+// The table that holds on to the oldest record; but nothing when those that are written should rather be named now.
+std::optional<TableId> StoreImpl::next_to_save() const {
   std::optional<TableId> oldest;
   Position from = log_.position();
   tables_.each([&](TableId id, const TableState& state) {
-    if (!state.unsaved_from || *state.unsaved_from >= from) return;
+    if (state.awaits_name || !state.unsaved_from || *state.unsaved_from >= from) return;
     from = *state.unsaved_from;
     oldest = id;
   });
-  if (!oldest) return false;
-  TRY(begin_checkpoint(*oldest));
-  return true;
+  if (!written_.empty() && (enough_written() || log_.position() - from <= log_bound())) return {};
+  return oldest;
+}
+
+// Their predecessors take room until they have their names.
+bool StoreImpl::enough_written() const {
+  std::uint64_t bytes = 0;
+  for (const Written& one : written_) bytes += one.writer->size();
+  return written_.size() >= kTogether || bytes >= kTogetherBytes || naming_due_ || starved_ ||
+         files_.free_bytes(folder_) < 4 * kTogetherBytes;
 }
 
 // Sends some values to the disk that were not used since the hand last came by; or, with `empty`, copies some out of that
@@ -1142,6 +1202,8 @@ Result<bool> StoreImpl::maintain(base::Duration budget) {
       // A full disk is not tried again at every call: the pauses double.
       failures_++;
       last_failure_ = more.error().message;
+      naming_due_ = true;
+      if (more.code() == Code::no_space) (void)log_.let_go_kept().has_value();
       rest_ = next_rest_;
       next_rest_ = std::min<std::uint64_t>(next_rest_ * 2, 1024);
       return more;
@@ -1152,27 +1214,38 @@ Result<bool> StoreImpl::maintain(base::Duration budget) {
   }
 }
 
+Result<void> StoreImpl::complete_checkpoint() {
+  TRY(wait_for_background());
+  while (checkpoint_ != nullptr) {
+    TRY(continue_checkpoint(std::size_t{1} << 20));
+    TRY(wait_for_background());
+  }
+  return {};
+}
+
+Result<void> StoreImpl::name_written() {
+  if (written_.empty()) return {};
+  TRY(start_sync(true));
+  return wait_for_background();
+}
+
 Result<void> StoreImpl::compact() {
   if (options_.read_only) return base::fail(Code::invalid, folder_, ": the store was opened for reading only");
   if (log_.failed()) return log_.failure();
   settle();
-  const auto complete = [this]() -> Result<void> {
-    TRY(wait_for_background());
-    while (checkpoint_ != nullptr) {
-      TRY(continue_checkpoint(std::size_t{1} << 20));
-      TRY(wait_for_background());
-    }
-    return {};
-  };
-  TRY(complete());
+  TRY(complete_checkpoint());
+  TRY(name_written());
   std::vector<TableId> unsaved;
   tables_.each([&](TableId id, const TableState& state) {
     if (state.unsaved_from) unsaved.push_back(id);
   });
   for (const TableId table : unsaved) {
     TRY(begin_checkpoint(table));
-    TRY(complete());
+    TRY(complete_checkpoint());
+    if (enough_written()) TRY(name_written());
   }
+  TRY(name_written());
+  TRY(log_.let_go_kept());
   if (log_.dirty()) TRY(log_.sync());
   for (bool more = !doomed_.empty(); more;) {
     TRY_LET(again, remove_doomed());
@@ -1182,7 +1255,7 @@ Result<void> StoreImpl::compact() {
   TRY(log_.trim(needed_from()));
   TRY(log_.sync());
   for (bool more = true; more;) {
-    TRY_LET(again, log_.drop_trimmed());
+    TRY_LET(again, log_.drop_trimmed(false));
     more = again;
   }
   return files_.sync_folder(folder_);
@@ -1342,7 +1415,7 @@ Result<void> StoreImpl::recover() {
   }
   for (const std::string& name : names) {
     if (const auto table = core::checkpoint_table(name)) TRY(load_checkpoint(name, *table, durable));
-    if (name.ends_with(".new")) leftovers.push_back(name);
+    if (name.ends_with(".new") || core::is_kept_name(name)) leftovers.push_back(name);
   }
   struct Sink final : core::RecordSink {
     explicit Sink(StoreImpl& into) : store(into) {}

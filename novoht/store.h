@@ -150,6 +150,8 @@ struct Statistics {
   std::uint64_t used_bytes = 0;                        // the same without idle memory: what memory_limit is about
   std::uint64_t cold_bytes = 0, cold_file_bytes = 0;   // values on disk only; the files that hold them
   std::uint64_t log_bytes = 0, checkpoint_bytes = 0, segments = 0;
+  std::uint64_t kept_bytes = 0;  // files of log that is no longer needed, of which the next segments are made
+  std::uint64_t reused_segments = 0;  // made out of such a file, since open
   std::uint64_t records = 0, flushes = 0, syncs = 0, checkpoints = 0;  // since open
   std::uint64_t recovered_records = 0, recovered_bytes = 0, torn_bytes_cut = 0;
   std::uint64_t maintenance_failures = 0;  // since open

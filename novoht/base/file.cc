@@ -144,6 +144,11 @@ class RealFile final : public File {
     return {};
   }
 
+  void expect_sync() override { (void)::sync_file_range(descriptor_, 0, 0, SYNC_FILE_RANGE_WRITE); }
+  void expect_use(std::uint64_t offset, std::uint64_t size) override {
+    (void)::posix_fadvise(descriptor_, static_cast<off_t>(offset), static_cast<off_t>(size), POSIX_FADV_WILLNEED);
+  }
+
   std::unique_ptr<FileView> view(std::uint64_t size) override {
     if (size == 0) return nullptr;
     void* const begin = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, descriptor_, 0);

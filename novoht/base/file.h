@@ -40,6 +40,13 @@ class File {
   // cannot fail for lack of space. no_space leaves the file as it was. (A file system may note the first write to such a
   // block; where syncs are to be cheapest, write zeros over them beforehand.)
   virtual Result<void> reserve(std::uint64_t size) = 0;
+  // A hint: what was written will be synced soon, and may go to the disk meanwhile.
+  virtual void expect_sync() {}
+  // A hint: bytes [offset, offset + size) will be written or read soon, in pieces. Any thread.
+  virtual void expect_use(std::uint64_t offset, std::uint64_t size) {
+    (void)offset;
+    (void)size;
+  }
   // A view of the first `size` bytes, of which the file need not have all yet; null where there is no such thing. It sees
   // what is written later, and outlives the file. Reading one that fails raises SIGBUS: the first view installs a handler
   // for that signal, which passes on every other one to the handler before it.

@@ -86,13 +86,21 @@ Result<void> CheckpointWriter::write_taken() {
   return write(BlockKind::entries, block_);
 }
 
-Result<void> CheckpointWriter::finish(const CheckpointEnd& end, const std::string& folder) {
+Result<void> CheckpointWriter::write_end(const CheckpointEnd& end) {
   TRY(write(BlockKind::end, encode_checkpoint_end(end)));
-  TRY(file_->sync());
+  block_ = {};
+  buffer_ = {};
+  file_->expect_sync();
+  return {};
+}
+
+Result<void> CheckpointWriter::sync() { return file_->sync(); }
+
+Result<void> CheckpointWriter::give_name() {
   file_.reset();
   TRY(files_.rename(path_ + ".new", path_));
   finished_ = true;
-  return files_.sync_folder(folder);
+  return {};
 }
 
 namespace {
@@ -184,8 +192,7 @@ class Reader {
       return base::fail(Code::corrupt, path_, " offset 0: not a checkpoint");
     if (base::crc32c(bytes.substr(0, 12)) != base::load<std::uint32_t>(bytes.data() + 12))
       return base::fail(Code::corrupt, path_, " offset 0: the checkpoint's first bytes are damaged");
-    if (const auto format = base::load<std::uint32_t>(bytes.data() + 8); format != kFormat)
-      return base::fail(Code::unsupported, path_, ": format ", format, "; this build knows format ", kFormat);
+    TRY(check_format(base::load<std::uint32_t>(bytes.data() + 8), path_));
     piece_ = std::move(piece);
     at_ = kCheckpointMagicSize;
     return {};

@@ -24,8 +24,11 @@ class CheckpointWriter {
   // all of it. Errors: those of reading a value from `cold`, which may be null; the checkpoint is then of no use.
   Result<bool> take_some(const Table& table, const ColdValues* cold, std::size_t bytes);
   Result<void> write_taken();
-  // Ends the file, syncs it, gives it its name and syncs the folder. On any one thread.
-  Result<void> finish(const CheckpointEnd& end, const std::string& folder);
+  // After all of it was taken and written, on any one thread and in this order: the end of the file; its sync; its name, which
+  // holds once the folder is synced. Of several checkpoints each may be done for all of them before the next.
+  Result<void> write_end(const CheckpointEnd& end);
+  Result<void> sync();
+  Result<void> give_name();
 
   std::uint64_t size() const { return offset_; }
   std::uint64_t entries() const { return entries_; }

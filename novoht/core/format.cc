@@ -15,6 +15,8 @@ constexpr char kSegmentMagic[] = "NoVoHTlg";
 constexpr char kCheckpointMagic[] = "NoVoHTcp";
 constexpr char kSnapshotMagic[] = "NoVoHTsn";
 
+constexpr std::uint32_t kReused = 1;  // a flag of a segment's header
+
 // The last millisecond that a WallTime can hold.
 constexpr std::uint64_t kLastMilli = std::uint64_t{std::numeric_limits<std::int64_t>::max()} / 1'000'000;
 
@@ -27,6 +29,11 @@ std::uint32_t seed_of(std::uint64_t salt, std::uint64_t offset) {
 }
 
 }  // namespace
+
+Result<void> check_format(std::uint32_t format, const std::string& path) {
+  if (format >= kOldestFormat && format <= kFormat) return {};
+  return base::fail(Code::unsupported, path, ": format ", format, "; this build knows formats ", kOldestFormat, " to ", kFormat);
+}
 
 std::string hex(std::uint64_t number, int digits) {
   std::string text(static_cast<std::size_t>(digits), '0');
@@ -46,6 +53,8 @@ std::optional<std::uint64_t> between(Bytes name, Bytes before, std::size_t digit
 }
 
 std::string segment_name(std::uint64_t number) { return "log-" + hex(number, 16) + ".segment"; }
+std::string kept_name(std::uint64_t number) { return "log-" + hex(number, 16) + ".kept"; }
+bool is_kept_name(Bytes name) { return between(name, "log-", 16, ".kept").has_value(); }
 std::string checkpoint_name(TableId table) { return "table-" + hex(static_cast<std::uint32_t>(table), 8) + ".checkpoint"; }
 std::optional<std::uint64_t> segment_number(Bytes name) { return between(name, "log-", 16, ".segment"); }
 std::optional<TableId> checkpoint_table(Bytes name) {
@@ -77,8 +86,7 @@ Result<StoreFile> parse_store_file(Bytes bytes, const std::string& path) {
   const std::uint32_t found = base::crc32c(bytes.substr(0, kStoreFileSize - 4));
   const std::uint32_t expected = base::load<std::uint32_t>(bytes.data() + kStoreFileSize - 4);
   if (found != expected) return base::fail(Code::corrupt, path, ": checksum ", found, ", expected ", expected);
-  if (format != kFormat)
-    return base::fail(Code::unsupported, path, ": format ", format, "; this build knows format ", kFormat);
+  TRY(check_format(format, path));
   in.u32();
   StoreFile about;
   about.id = in.u64();
@@ -96,7 +104,7 @@ std::string encode_segment_header(const SegmentHeader& header) {
   w.u64(header.begin);
   w.u64(header.needed_from);
   w.u64(header.size);
-  w.u32(0);
+  w.u32(header.reused ? kReused : 0);
   w.u32(base::crc32c(out));
   return out;
 }
@@ -109,14 +117,14 @@ Result<HeaderState> parse_segment_header(Bytes bytes, const std::string& path, S
     return HeaderState::bad;
   base::Reader in(bytes);
   in.raw(8);
-  if (const std::uint32_t format = in.u32(); format != kFormat)
-    return base::fail(Code::unsupported, path, ": format ", format, "; this build knows format ", kFormat);
+  TRY(check_format(in.u32(), path));
   in.u32();
   header.store = in.u64();
   header.number = in.u64();
   header.begin = in.u64();
   header.needed_from = in.u64();
   header.size = in.u64();
+  header.reused = (in.u32() & kReused) != 0;
   return HeaderState::good;
 }
 

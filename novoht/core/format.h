@@ -3,6 +3,7 @@
 //   STORE                      what folder this is
 //   LOCK                       held by the process that has the store open
 //   log-<number>.segment       records, in order; <number> is 16 hexadecimal digits and never used twice
+//   log-<number>.kept          what was that segment, and will be another
 //   table-<id>.checkpoint      one table whole; <id> is 8 hexadecimal digits
 //
 // Positions in the log are counted in record bytes since the store was made, over all segments (`Position`): a segment's
@@ -20,7 +21,9 @@ namespace novoht::core {
 
 using Position = std::uint64_t;
 
-inline constexpr std::uint32_t kFormat = 2;  // of every file; another is refused with `unsupported` (1 was never released)
+// Of every file: written, and the oldest that is read. Another is refused with `unsupported`. (1 was never released; before 3
+// no segment was made out of an old one, so that what followed a segment's last record was zeros.)
+inline constexpr std::uint32_t kFormat = 3, kOldestFormat = 2;
 
 inline constexpr std::size_t kStoreFileSize = 40;
 inline constexpr std::size_t kSegmentHeaderSize = 64;
@@ -29,11 +32,16 @@ inline constexpr std::size_t kChangeHeaderSize = 7;
 inline constexpr std::size_t kMaxChanges = 65'535;  // of one record
 inline constexpr std::size_t kBlockHeaderSize = 24;
 
+// Whether a file of that format can be read; else unsupported, naming the file.
+Result<void> check_format(std::uint32_t format, const std::string& path);
+
 // `number` in that many hexadecimal digits; and what lies between `before` and `after` in `name`, if it is just that.
 std::string hex(std::uint64_t number, int digits);
 std::optional<std::uint64_t> between(Bytes name, Bytes before, std::size_t digits, Bytes after);
 std::string segment_name(std::uint64_t number);
 std::string checkpoint_name(TableId table);
+std::string kept_name(std::uint64_t number);  // of a segment that is kept until another is made out of it
+bool is_kept_name(Bytes name);
 std::optional<std::uint64_t> segment_number(Bytes name);  // nothing when it is not a segment's name
 std::optional<TableId> checkpoint_table(Bytes name);
 
@@ -53,10 +61,11 @@ struct SegmentHeader {
   Position begin = 0;        // of the first record
   Position needed_from = 0;  // records before this one were in checkpoints when the segment was begun
   std::uint64_t size = 0;    // of the file, in bytes
+  bool reused = false;       // the file was another segment before, whose bytes lie where this one has not been written
 };
 std::string encode_segment_header(const SegmentHeader& header);
 enum class HeaderState { good, blank, bad };  // blank: prepared and not begun
-// Errors: unsupported only.
+// Errors: unsupported only. (A good header of another number is that of the segment that the file was before.)
 Result<HeaderState> parse_segment_header(Bytes bytes, const std::string& path, SegmentHeader& header);
 
 // What a segment's checksums begin with: no record of another store, segment or place checks out in this one.

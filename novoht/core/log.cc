@@ -126,6 +126,43 @@ Result<Segment> Log::make_segment(std::uint64_t number, std::uint64_t size, bool
   return segment;
 }
 
+// The names are synced before anything is written under the new one: what follows a loss of power is then either the old
+// segment, which is not needed, or one of this number that was not begun.
+Result<Segment> Log::reuse_segment(std::uint64_t number, const Segment& old) const {
+  TRY(files_.rename(kept_path(old.number), path_of(number)));
+  TRY(files_.sync_folder(folder_));
+  old.file->expect_use(0, old.size);
+  Segment segment;
+  segment.number = number;
+  segment.size = old.size;
+  segment.reused = true;
+  segment.file = old.file;
+  return segment;
+}
+
+// As large as a new one would be, or not much larger; and while it is there, the disk has room for checkpoints.
+bool Log::may_be_reused(const Segment& segment, std::size_t record_size) const {
+  const std::uint64_t size = next_size(record_size);
+  if (segment.size < size || segment.size / 2 > size) return false;
+  const std::uint64_t free = files_.free_bytes(folder_);
+  return free == UINT64_MAX || free >= 2 * segment.size + checkpoint_room_();
+}
+
+// As much as the log may be, for a checkpoint lets go of a whole log at once, which is then written again.
+bool Log::worth_keeping(const Segment& segment) const {
+  return may_be_reused(segment, 0) && kept_bytes() + segment.size <= std::max(bound_(), 4 * segment.size);
+}
+
+Result<void> Log::let_go_kept(bool in_background) {
+  while (!kept_.empty()) {
+    Segment one = std::move(kept_.front());
+    kept_.pop_front();
+    TRY(files_.remove(kept_path(one.number)));
+    if (in_background) preparing_.then([file = std::move(one.file)]() mutable { file.reset(); });
+  }
+  return {};
+}
+
 Result<void> Log::prepare() {
   if (failed_) return {};
   if (preparing_.running()) {
@@ -133,10 +170,21 @@ Result<void> Log::prepare() {
     return outcome ? take_prepared(*std::move(outcome)) : Result<void>{};
   }
   if (spare_ || segments_.empty() || (offset_ <= segments_.back().size / 2 && refused_size_ == 0)) return {};
+  warming_ = false;
+  if (!kept_.empty() && !may_be_reused(kept_.front(), refused_size_)) TRY(let_go_kept(refused_size_ == 0));
+  if (!kept_.empty()) {
+    preparing_.start([this, number = next_number_++, old = std::move(kept_.front())]() -> Result<void> {
+      TRY_LET(made, reuse_segment(number, old));
+      prepared_ = std::move(made);
+      return {};
+    });
+    kept_.pop_front();
+    if (auto outcome = preparing_.poll()) return take_prepared(*std::move(outcome));
+    return {};
+  }
   TRY_LET(size, affordable_size(refused_size_));
   const std::uint64_t number = next_number_++;
   const bool write_zeros = (syncs_ - syncs_before_) * kZeroBelow > offset_;
-  warming_ = false;
   preparing_.start([this, number, size = size, write_zeros]() -> Result<void> {
     TRY_LET(made, make_segment(number, size, write_zeros));
     prepared_ = std::move(made);
@@ -151,7 +199,7 @@ Result<void> Log::take_prepared(Result<void> outcome) {
   spare_ = std::move(prepared_);
   names_++;
   // What was read once is in the system's cache: a write there need not find memory, nor map the file's blocks.
-  if (files_.threads()) {
+  if (files_.threads() && !spare_->reused) {
     warming_ = true;
     preparing_.then([this, file = spare_->file, size = spare_->size] {
       std::string piece(kWarmPiece, '\0');
@@ -178,16 +226,23 @@ Result<void> Log::begin_segment(std::size_t record_size, bool small) {
   if (spare_) {
     segment = std::move(*spare_);
     spare_.reset();
+    reused_ += segment.reused;
   } else {
-    TRY_LET(size, affordable_size(record_size, small));
-    TRY_LET(made, make_segment(next_number_++, size, false));
+    auto size = affordable_size(record_size, small);
+    if (!size && !kept_.empty()) {
+      TRY(let_go_kept());
+      size = affordable_size(record_size, small);
+    }
+    if (!size) return std::move(size).error();
+    TRY_LET(made, make_segment(next_number_++, *size, false));
     segment = std::move(made);
     names_++;
   }
   segment.begin = position_;
   salt_ = segment_salt(store_, segment.number);
   const std::string header = encode_segment_header(
-      {.store = store_, .number = segment.number, .begin = position_, .needed_from = needed_from_, .size = segment.size});
+      {.store = store_, .number = segment.number, .begin = position_, .needed_from = needed_from_, .size = segment.size,
+       .reused = segment.reused});
   segments_.push_back(std::move(segment));
   TRY(make_space(header.size()));
   std::memcpy(pending_.get(), header.data(), header.size());
@@ -263,17 +318,24 @@ Result<bool> Log::trim(Position needed) {
   return true;
 }
 
-Result<bool> Log::drop_trimmed() {
+Result<bool> Log::drop_trimmed(bool keep) {
   if (!can_drop() || durable_ < trim_durable_at_) return false;
-  TRY(files_.remove(path_of(segments_.front().number)));
-  // The file is gone when it is closed, and that takes a large one some milliseconds.
-  preparing_.then([file = std::move(segments_.front().file)]() mutable { file.reset(); });
+  Segment& oldest = segments_.front();
+  if (keep && worth_keeping(oldest)) {
+    TRY(files_.rename(path_of(oldest.number), kept_path(oldest.number)));
+    kept_.push_back(std::move(oldest));
+  } else {
+    TRY(files_.remove(path_of(oldest.number)));
+    // The file is gone when it is closed, and that takes a large one some milliseconds.
+    preparing_.then([file = std::move(oldest.file)]() mutable { file.reset(); });
+  }
   segments_.pop_front();
   return can_drop();
 }
 
 void Log::close() {
   warming_ = false;
+  (void)let_go_kept().has_value();
   if (failed_) return;
   if (!dirty() && !marked_ && !segments_.empty()) {
     const std::size_t size = record_size({}, {}, 0);
@@ -292,6 +354,12 @@ void Log::close() {
 std::uint64_t Log::bytes() const {
   std::uint64_t sum = spare_ ? spare_->size : 0;
   for (const Segment& segment : segments_) sum += segment.size;
+  return sum;
+}
+
+std::uint64_t Log::kept_bytes() const {
+  std::uint64_t sum = 0;
+  for (const Segment& segment : kept_) sum += segment.size;
   return sum;
 }
 

@@ -19,6 +19,7 @@ struct Segment {
   std::uint64_t number = 0;
   Position begin = 0;       // of its first record
   std::uint64_t size = 0;   // bytes reserved on disk
+  bool reused = false;      // was another segment before
   std::shared_ptr<base::File> file;
 };
 
@@ -38,11 +39,12 @@ class Log {
  public:
   // live_bytes says what all tables hold: segments grow with it, up to `segment_size`. checkpoint_room says how many bytes
   // checkpoints may take beyond those that are there: no segment takes the disk's last room from them, for without them no
-  // segment would ever go.
+  // segment would ever go. bound says how many bytes of segments there may be without need: those that are kept for reuse
+  // count.
   Log(base::FileSystem& files, std::string folder, std::uint64_t segment_size, std::function<std::uint64_t()> live_bytes,
-      std::function<std::uint64_t()> checkpoint_room)
+      std::function<std::uint64_t()> checkpoint_room, std::function<std::uint64_t()> bound)
       : files_(files), folder_(std::move(folder)), segment_size_(segment_size), live_bytes_(std::move(live_bytes)),
-        checkpoint_room_(std::move(checkpoint_room)), preparing_(files.threads()) {}
+        checkpoint_room_(std::move(checkpoint_room)), bound_(std::move(bound)), preparing_(files.threads()) {}
 
   void adopt(LogState state);
 
@@ -99,15 +101,21 @@ class Log {
   // Begins a new segment, so that the one before can be dropped.
   Result<void> rotate();
   // Whether a segment ends at or before `needed`; if so writes a trim record, and once that is durable drop_trimmed()
-  // removes such segments, one a call, and returns whether there are more.
+  // removes such segments, one a call, and returns whether there are more. `keep`: some may be kept, for the next segments
+  // to be made out of them: their blocks, and their pages in the system's cache, need not be had again.
   Result<bool> trim(Position needed);
   bool wants_sync_for_trim() const { return can_drop() && durable_ < trim_durable_at_; }
-  Result<bool> drop_trimmed();
+  Result<bool> drop_trimmed(bool keep);
+  // Gives the disk back what is kept. (A file is gone when it is closed, and that takes a large one some milliseconds.) io: a
+  // file could not be removed; the next opening does.
+  Result<void> let_go_kept(bool in_background = false);
 
-  // A last record that says that everything before it is synced, if so.
+  // A last record that says that everything before it is synced, if so. Nothing is kept.
   void close();
 
   std::uint64_t bytes() const;
+  std::uint64_t kept_bytes() const;  // of dropped segments that are kept for reuse
+  std::uint64_t reused_segments() const { return reused_; }  // begun, that is
   std::uint64_t segment_count() const { return segments_.size() + (spare_ ? 1 : 0); }
   std::uint64_t flushes() const { return flushes_; }
   std::uint64_t syncs() const { return syncs_; }
@@ -121,19 +129,24 @@ class Log {
   Result<void> begin_segment(std::size_t record_size, bool small = false);
   std::uint64_t next_size(std::size_t record_size, bool small = false) const;
   Result<Segment> make_segment(std::uint64_t number, std::uint64_t size, bool write_zeros) const;
+  Result<Segment> reuse_segment(std::uint64_t number, const Segment& old) const;
+  bool may_be_reused(const Segment& segment, std::size_t record_size) const;
+  bool worth_keeping(const Segment& segment) const;
   Result<std::uint64_t> affordable_size(std::size_t record_size, bool small = false) const;
   Result<void> take_prepared(Result<void> outcome);
   bool can_drop() const { return segments_.size() >= 2 && segments_[1].begin <= trimmed_to_; }
   std::string path_of(std::uint64_t number) const { return folder_ + "/" + segment_name(number); }
+  std::string kept_path(std::uint64_t number) const { return folder_ + "/" + kept_name(number); }
 
   base::FileSystem& files_;
   const std::string folder_;
   const std::uint64_t segment_size_;
-  const std::function<std::uint64_t()> live_bytes_, checkpoint_room_;
+  const std::function<std::uint64_t()> live_bytes_, checkpoint_room_, bound_;
   std::uint64_t store_ = 0;
 
   std::deque<Segment> segments_;
   std::optional<Segment> spare_;
+  std::deque<Segment> kept_;  // dropped, for the next ones to be made out of them
   std::uint64_t next_number_ = 1;
   Position needed_from_ = 0;
 
@@ -152,7 +165,7 @@ class Log {
 
   bool failed_ = false;
   base::Error failure_;
-  std::uint64_t flushes_ = 0, syncs_ = 0;
+  std::uint64_t flushes_ = 0, syncs_ = 0, reused_ = 0;
 
   Segment prepared_;  // the background's
   std::atomic<bool> warming_ = false;

@@ -18,26 +18,38 @@ constexpr std::size_t kBatch = 512;         // records read ahead together
 constexpr std::size_t kBatchesAhead = 16;
 constexpr std::size_t kPrepare = 24, kApproach = 12;  // records before one is taken
 
+// Whether a record may begin with these bytes, as far as can be seen without its checksum.
+bool may_be_record(Bytes bytes) {
+  const auto size = base::load<std::uint32_t>(bytes.data() + 8);
+  const auto type = static_cast<std::uint8_t>(bytes[28]), flags = static_cast<std::uint8_t>(bytes[29]);
+  return size >= kRecordHeaderSize && size <= bytes.size() && type >= 1 && type <= 5 && flags <= (kHasEpoch | kHasNote);
+}
+
 constexpr std::uint64_t kPiece = std::uint64_t{1} << 20;  // of a segment, read at once
 
-// The furthest position that a good record at or after `offset` says was durable. `bytes` are those of the segment from
-// `offset` on.
-Position durable_after(Bytes bytes, std::uint64_t offset, std::uint64_t salt, Position begin) {
-  Position durable = 0;
+// What lies where the log does not go on.
+struct Beyond {
+  Position durable = 0;    // the furthest position that a good record says was durable
+  std::uint64_t size = 0;  // up to where good records lie
+};
+// `bytes` are those of the segment from `offset` on.
+Beyond look_for_records(Bytes bytes, std::uint64_t offset, std::uint64_t salt, Position begin) {
+  Beyond beyond;
   for (std::uint64_t at = 0; at + kRecordHeaderSize <= bytes.size();) {
-    // Zeros, of which there are many, are not worth a closer look.
-    if (base::load<std::uint64_t>(bytes.data() + at) == 0) {
+    // Zeros and the bytes of an older segment, of which there are many, are not worth a closer look.
+    if (!may_be_record(bytes.substr(at))) {
       at += 8;
       continue;
     }
     const auto record = parse_record_at(bytes.substr(at), offset + at, salt, begin + (offset + at - kSegmentHeaderSize));
     if (record) {
-      durable = std::max(durable, record->durable);
-      if (record->type == RecordType::trim) durable = std::max(durable, record->version);
+      beyond.durable = std::max(beyond.durable, record->durable);
+      if (record->type == RecordType::trim) beyond.durable = std::max(beyond.durable, record->version);
+      beyond.size = at + record->size;
     }
     at += record ? record->size : 8;
   }
-  return durable;
+  return beyond;
 }
 
 // How many bytes there are up to the last that is not zero.
@@ -69,8 +81,9 @@ struct Batch {
   std::uint64_t end_offset = 0;  // where no record follows, ...
   std::string end_reason;        // ... why, ...
   Position evidence = 0;         // ... how far what lies beyond says that the log was synced, ...
-  std::uint64_t beyond = 0;      // ... and how much of that is not zero
-  std::string bad;               // all of a segment whose header is not good
+  std::uint64_t beyond = 0;      // ... and how much of that was written for this segment, as far as that can be told
+  std::string bad;               // all of a segment whose header is not good, or an older segment's
+  bool older = false;            // the header is that of what the file was before
 };
 
 // Reads segments one after the other. One thread.
@@ -101,7 +114,8 @@ class Decoder {
     batch.path = path_;
     batch.header = header_;
     batch.state = state_;
-    if (state_ != HeaderState::good) {
+    batch.older = state_ == HeaderState::good && header_.store == store_ && header_.number < number_;
+    if (state_ != HeaderState::good || batch.older) {
       TRY_LET(whole, segment_->read(0, segment_->size()));
       batch.bad = whole.bytes;
       return end(batch);
@@ -157,8 +171,10 @@ class Decoder {
       if (piece.bytes.size() < 8) return {};
     }
     TRY_LET(rest, segment_->read(at, segment_->size() - at));
-    batch.evidence = durable_after(rest.bytes, at, salt_, header_.begin);
-    if (const std::uint64_t count = count_nonzero(rest.bytes); count > 0) batch.beyond = at - at_ + count;
+    const Beyond beyond = look_for_records(rest.bytes, at, salt_, header_.begin);
+    batch.evidence = beyond.durable;
+    const std::uint64_t count = header_.reused ? beyond.size : count_nonzero(rest.bytes);
+    if (count > 0) batch.beyond = at - at_ + count;
     return {};
   }
 
@@ -275,10 +291,10 @@ Result<LogScan> scan_log(base::FileSystem& files, const std::string& folder, con
     if (fresh) {
       recent = 0;
       counts = false;
-      if (batch.state == HeaderState::good && (header.store != store || header.number != batch.number))
+      if (batch.state == HeaderState::good && !batch.older && (header.store != store || header.number != batch.number))
         return base::fail(Code::corrupt, path, " offset 0: a segment of another store or place (store ", header.store,
                           " number ", header.number, "), expected store ", store, " number ", batch.number);
-      if (batch.state == HeaderState::good) {
+      if (batch.state == HeaderState::good && !batch.older) {
         const bool first = scan.state.segments.empty();
         needed_from = std::max(needed_from, header.needed_from);
         if (!ended && !first && header.begin != end) {
@@ -322,18 +338,21 @@ Result<LogScan> scan_log(base::FileSystem& files, const std::string& folder, con
     }
     if (!batch.last) continue;
 
-    if (batch.state == HeaderState::blank && count_nonzero(batch.bad) == 0) {
-      unbegun.push_back(path);
-      if (!ended) scan.state.spare = Segment{.number = batch.number, .begin = 0, .size = batch.size, .file = nullptr};
-      continue;
-    }
-    if (batch.state != HeaderState::good) {
+    if (batch.state != HeaderState::good || batch.older) {
       // The header is written together with the first record, so a good record in its sector means that it was good once.
       const std::uint64_t salt = segment_salt(store, batch.number);
       if (parse_record(batch.bad, kSegmentHeaderSize, salt, end))
         return base::fail(Code::corrupt, path, " offset 0: the segment's header is damaged");
       const Bytes records = Bytes(batch.bad).substr(std::min(kSegmentHeaderSize, batch.bad.size()));
-      evidence = std::max(evidence, durable_after(records, kSegmentHeaderSize, salt, end));
+      const Beyond beyond = look_for_records(records, kSegmentHeaderSize, salt, end);
+      if (batch.older ? beyond.size == 0 : batch.state == HeaderState::blank && count_nonzero(batch.bad) == 0) {
+        unbegun.push_back(path);
+        if (!ended)
+          scan.state.spare =
+              Segment{.number = batch.number, .begin = 0, .size = batch.size, .reused = batch.older, .file = nullptr};
+        continue;
+      }
+      evidence = std::max(evidence, beyond.durable);
       if (!ended) {
         ended = true;
         end_path = path;
@@ -341,7 +360,7 @@ Result<LogScan> scan_log(base::FileSystem& files, const std::string& folder, con
         end_reason = "the segment's header is damaged";
       }
       scan.torn = true;
-      scan.torn_bytes += count_nonzero(batch.bad);
+      scan.torn_bytes += batch.older ? beyond.size : count_nonzero(batch.bad);
       scan.drop.push_back(path);
       continue;
     }
@@ -353,7 +372,8 @@ Result<LogScan> scan_log(base::FileSystem& files, const std::string& folder, con
       scan.drop.push_back(path);
       continue;
     }
-    scan.state.segments.push_back(Segment{.number = batch.number, .begin = header.begin, .size = batch.size, .file = nullptr});
+    scan.state.segments.push_back(
+        Segment{.number = batch.number, .begin = header.begin, .size = batch.size, .reused = header.reused, .file = nullptr});
     scan.state.offset = batch.end_offset;
     end_path = path;
     end_offset = batch.end_offset;

@@ -286,6 +286,7 @@ Json statistics_of(const Store& store) {
           {"log_bytes", s.log_bytes},
           {"checkpoint_bytes", s.checkpoint_bytes},
           {"segments", s.segments},
+          {"kept_bytes", s.kept_bytes},
           {"recovered_records", s.recovered_records},
           {"recovered_bytes", s.recovered_bytes},
           {"torn_bytes", s.torn_bytes_cut}};
@@ -356,7 +357,9 @@ Result<void> inspect(const Arguments& arguments) {
       core::SegmentHeader header;
       TRY_LET(state, core::parse_segment_header(bytes, path, header));
       Json one{{"file", name}, {"size_bytes", bytes.size()}};
-      if (state != core::HeaderState::good) {
+      if (state == core::HeaderState::good && header.number < *number) {
+        one["state"] = "prepared out of segment " + std::to_string(header.number);
+      } else if (state != core::HeaderState::good) {
         one["state"] = state == core::HeaderState::blank ? "prepared" : "damaged header";
       } else {
         const std::uint64_t salt = core::segment_salt(about.id, *number);

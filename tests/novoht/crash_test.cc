@@ -2,11 +2,13 @@
 // the seed; NOVOHT_SEED=<seed> replays it, NOVOHT_ROUNDS=<n> runs more of them.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
 
 #include "novoht/base/memory_files.h"
+#include "novoht/core/format.h"
 #include "tests/novoht/shadow.h"
 
 namespace novoht {
@@ -25,8 +27,9 @@ std::uint64_t number_from(const char* variable, std::uint64_t otherwise) {
 
 // One disk, the store on it, every record applied to it, and what has been promised of them.
 struct Trial {
-  // `limit`: of memory; with 1 all values that may go to the disk do.
-  explicit Trial(std::uint64_t from, std::uint64_t limit = 0) : seed(from), random(from) {
+  // `limit`: of memory; with 1 all values that may go to the disk do. `reusing`: small records, and so much housekeeping that
+  // segments are made out of others all the time.
+  explicit Trial(std::uint64_t from, std::uint64_t limit = 0, bool reusing = false) : seed(from), random(from), reuses(reusing) {
     options.memory_limit = limit;
     options.segment_size = 4096;
     options.log_slack = 1.0;
@@ -43,7 +46,7 @@ struct Trial {
   Result<void> step() {
     const std::uint64_t kind = random.below(100);
     if (kind < 60) {
-      OwnedRecord record = testing::random_record(random, 3, 20, 3000);
+      OwnedRecord record = testing::random_record(random, 3, 20, reuses ? 300 : 3000);
       // A record may be in the file although apply() failed after it; so it counts before.
       TRY_LET(version, testing::apply_to(*store, record));
       notes.add(record.table, version, record.note);
@@ -62,8 +65,8 @@ struct Trial {
       store->finish_sync(outcome);
       TRY(outcome);
       synced = so_far;
-    } else if (kind < 99) {
-      TRY(store->maintain({}));
+    } else if (kind < 99 || reuses) {
+      for (int i = 0; i < (reuses ? 12 : 1); i++) TRY(store->maintain({}));
     } else {
       TRY(store->compact());
     }
@@ -85,6 +88,7 @@ struct Trial {
 
   const std::uint64_t seed;
   base::Random random;
+  const bool reuses;
   base::MemoryFiles disk;
   Options options;
   NoteKeeper notes;
@@ -93,25 +97,35 @@ struct Trial {
   std::uint64_t flushed = 0, synced = 0;
 };
 
-// Without a memory limit, and with values on disk.
-class EveryOperation : public ::testing::TestWithParam<std::uint64_t> {};
-INSTANTIATE_TEST_SUITE_P(CrashTest, EveryOperation, ::testing::Values(0, 1),
-                         [](const auto& one) { return std::string(one.param == 0 ? "InMemory" : "OnDisk"); });
+// Without a memory limit, with values on disk, and with segments made out of others.
+enum class Kind { in_memory, on_disk, reusing };
+class EveryOperation : public ::testing::TestWithParam<Kind> {
+ protected:
+  struct OfKind : Trial {
+    OfKind(std::uint64_t from, Kind kind) : Trial(from, kind == Kind::on_disk ? 1 : 0, kind == Kind::reusing) {}
+  };
+};
+INSTANTIATE_TEST_SUITE_P(CrashTest, EveryOperation, ::testing::Values(Kind::in_memory, Kind::on_disk, Kind::reusing),
+                         [](const auto& one) {
+                           return std::string(one.param == Kind::in_memory ? "InMemory"
+                                              : one.param == Kind::on_disk ? "OnDisk" : "Reusing");
+                         });
 
 TEST_P(EveryOperation, PowerLossKeepsWhatWasSynced) {
   constexpr int kSteps = 600;
   std::uint64_t operations = 0;
   {
-    Trial whole(1, GetParam());
+    OfKind whole(1, GetParam());
     ASSERT_TRUE(whole.run(kSteps));
     operations = whole.disk.operations();
     EXPECT_GT(whole.store->statistics().checkpoints, 3u);
-    EXPECT_EQ(whole.store->statistics().cold_bytes > 0, GetParam() != 0);
+    EXPECT_EQ(whole.store->statistics().reused_segments > 3, GetParam() == Kind::reusing);
+    EXPECT_EQ(whole.store->statistics().cold_bytes > 0, GetParam() == Kind::on_disk);
   }
   ASSERT_GT(operations, 200u);
   for (std::uint64_t at = 1; at <= operations; at++) {
     for (std::uint64_t how = 0; how < 3; how++) {
-      Trial trial(1, GetParam());
+      OfKind trial(1, GetParam());
       trial.disk.stop_at(at);
       ASSERT_FALSE(trial.run(kSteps)) << "operation " << at << " did not stop";
       base::Random random(at * 3 + how);
@@ -124,11 +138,11 @@ TEST_P(EveryOperation, PowerLossKeepsWhatWasSynced) {
 
 TEST_P(EveryOperation, DeathOfTheProcessKeepsWhatWasFlushed) {
   constexpr int kSteps = 600;
-  Trial whole(2, GetParam());
+  OfKind whole(2, GetParam());
   ASSERT_TRUE(whole.run(kSteps));
   const std::uint64_t operations = whole.disk.operations();
   for (std::uint64_t at = 1; at <= operations; at++) {
-    Trial trial(2, GetParam());
+    OfKind trial(2, GetParam());
     trial.disk.stop_at(at);
     ASSERT_FALSE(trial.run(kSteps));
     trial.disk.kill();
@@ -144,7 +158,8 @@ TEST(CrashTest, ManyCrashesInARowLoseNothingPromised) {
   std::uint64_t deaths = 0, losses = 0, promised = 0, kept = 0;
   for (std::uint64_t seed = first; seed < first + rounds; seed++) {
     const std::string replay = "replay: NOVOHT_SEED=" + std::to_string(seed) + " NOVOHT_ROUNDS=1";
-    Trial trial(seed, seed % 2);  // every other one with values on disk
+    // Every other one with values on disk, every third with segments made out of others.
+    Trial trial(seed, seed % 2, seed % 3 == 0);
     ASSERT_TRUE(trial.open()) << replay;
     for (int life = 0; life < 12; life++) {
       trial.disk.stop_at(trial.disk.operations() + 1 + trial.random.below(150));
@@ -318,6 +333,108 @@ TEST(CrashTest, ARecordBeyondATornOneNeverComesBack) {
   EXPECT_TRUE(trial.store->lookup(TableId{0}, "d"));
   EXPECT_FALSE(trial.store->lookup(TableId{0}, "c"));
   EXPECT_EQ(trial.store->version(TableId{0}), 2u);
+}
+
+// --- segments made out of others ---
+
+// A store whose log has been through its segments more than once, and the last is full of older records.
+void reuse_segments(Trial& trial) {
+  ASSERT_TRUE(trial.open());
+  for (int i = 0; i < 2000 && trial.store->statistics().reused_segments < 12; i++) {
+    const OwnedRecord record = testing::random_record(trial.random, 3, 20, 3000);
+    const auto version = testing::apply_to(*trial.store, record);
+    ASSERT_TRUE(version);
+    trial.notes.add(record.table, *version, record.note);
+    trial.records.push_back(record);
+    ASSERT_TRUE(trial.store->flush());
+    for (int step = 0; step < 20; step++) ASSERT_TRUE(trial.store->maintain({}));
+  }
+  ASSERT_GE(trial.store->statistics().reused_segments, 12u);
+}
+
+TEST(ReuseTest, WhatASegmentWasBeforeIsNoTornTail) {
+  Trial trial(11);
+  reuse_segments(trial);
+  for (int time = 0; time < 5; time++) {
+    trial.disk.kill();
+    trial.recover(trial.records.size(), "time " + std::to_string(time));
+    EXPECT_EQ(trial.store->statistics().torn_bytes_cut, 0u);
+    const OwnedRecord record = testing::random_record(trial.random, 3, 20, 100);
+    ASSERT_TRUE(testing::apply_to(*trial.store, record));
+    trial.records.push_back(record);
+    ASSERT_TRUE(trial.store->flush());
+  }
+}
+
+TEST(ReuseTest, AnOlderSegmentsBytesMayRotBehindTheEndAndNowhereElse) {
+  Trial trial(12);
+  reuse_segments(trial);
+  ASSERT_TRUE(trial.store->sync());
+  trial.store.reset();
+  std::string last;
+  for (const std::string& path : trial.disk.paths())
+    if (path.ends_with(".segment")) {
+      const std::string bytes = trial.disk.contents(path);
+      if (base::load<std::uint64_t>(bytes.data() + 24) == *core::segment_number(Bytes(path).substr(7))) last = path;
+    }
+  ASSERT_FALSE(last.empty());
+  const std::string good = trial.disk.contents(last);
+  const std::uint64_t salt = core::segment_salt(base::load<std::uint64_t>(good.data() + 16), *core::segment_number(Bytes(last).substr(7)));
+  std::uint64_t end = core::kSegmentHeaderSize;
+  while (const auto record = core::parse_record(good, end, salt, 0)) end += record->size;
+  ASSERT_LT(end, good.size());
+  int harmless = 0, refused = 0;
+  for (std::size_t at = 0; at < good.size(); at += at < end ? 7 : 61) {
+    base::MemoryFiles disk;
+    for (const std::string& path : trial.disk.paths()) disk.put(path, trial.disk.contents(path));
+    std::string bad = good;
+    bad[at] = static_cast<char>(bad[at] ^ 0xff);
+    disk.put(last, bad);
+    NoteKeeper notes;
+    Options options = trial.options;
+    options.companion = &notes;
+    const auto opened = Store::open(disk, "/store", options);
+    if (opened) {
+      harmless++;
+      ASSERT_TRUE(equals_prefix(**opened, notes, trial.records, trial.records.size())) << last << " offset " << at;
+    } else {
+      refused++;
+      EXPECT_LT(at, end) << opened.error().message;
+      EXPECT_EQ(opened.code(), Code::corrupt) << opened.error().message;
+    }
+  }
+  EXPECT_GT(harmless, 5);
+  EXPECT_GT(refused, 5);
+}
+
+TEST(ReuseTest, WhatIsKeptGoesWhenTheStoreIsCompactedClosedOrOpened) {
+  Trial trial(13);
+  const auto kept_files = [&trial] {
+    const auto paths = trial.disk.paths();
+    return std::count_if(paths.begin(), paths.end(), [](const std::string& path) { return path.ends_with(".kept"); });
+  };
+  reuse_segments(trial);
+  while (kept_files() == 0) {
+    const OwnedRecord record = testing::random_record(trial.random, 3, 20, 3000);
+    ASSERT_TRUE(testing::apply_to(*trial.store, record));
+    trial.records.push_back(record);
+    ASSERT_TRUE(trial.store->flush());
+    ASSERT_TRUE(trial.store->maintain({}));
+    ASSERT_LT(trial.records.size(), 5000u);
+  }
+  EXPECT_GT(trial.store->statistics().kept_bytes, 0u);
+  trial.disk.kill();  // as if the process had died: it is there when the store is opened
+  EXPECT_GT(kept_files(), 0);
+  trial.recover(trial.records.size(), "opened again");
+  EXPECT_EQ(kept_files(), 0);
+  while (kept_files() == 0) {
+    ASSERT_TRUE(testing::apply_to(*trial.store, testing::random_record(trial.random, 3, 20, 3000)));
+    ASSERT_TRUE(trial.store->flush());
+    ASSERT_TRUE(trial.store->maintain({}));
+  }
+  ASSERT_TRUE(trial.store->compact());
+  EXPECT_EQ(kept_files(), 0);
+  EXPECT_EQ(trial.store->statistics().kept_bytes, 0u);
 }
 
 // --- rot ---

@@ -95,6 +95,32 @@ TEST(FormatTest, TheDocumentsExampleOpensAsAStore) {
   EXPECT_EQ(log->fragment_end(0), 3u);
 }
 
+// As the format before this one wrote it.
+std::string in_format_2(const std::string& name) {
+  std::string bytes = testing::from_format_document(name);
+  base::store(bytes.data() + 8, std::uint32_t{2});
+  const std::size_t sum = name == "STORE" ? 36 : name.ends_with(".segment") ? 60 : 12;
+  base::store(bytes.data() + sum, base::crc32c(Bytes(bytes).substr(0, sum)));
+  return bytes;
+}
+
+TEST(FormatTest, AStoreOfTheFormatBeforeIsReadAndWrittenOn) {
+  base::MemoryFiles disk;
+  for (const char* name : {"STORE", "log-0000000000000002.segment", "table-00000007.checkpoint"})
+    disk.put(std::string("/old/") + name, in_format_2(name));
+  constexpr TableId kTable{7};
+  for (int time = 0; time < 3; time++) {
+    auto store = Store::open(disk, "/old", {});
+    ASSERT_TRUE(store) << store.error().message;
+    EXPECT_TRUE((*store)->lookup(kTable, "log"));
+    EXPECT_EQ((*store)->version(kTable), 4u + static_cast<Version>(time));
+    ASSERT_TRUE((*store)->apply(kTable, std::array{Change::insert("k", "new")}, {}, 5));
+    if (time == 1) {  // then there are files of both formats
+      ASSERT_TRUE((*store)->compact());
+    }
+  }
+}
+
 TEST(FormatTest, ARecordIsGoodOnlyInItsOwnPlace) {
   const std::string segment = example_segment();
   const std::uint64_t salt = segment_salt(kStore, 2);

@@ -101,7 +101,7 @@ TEST_F(ToolTest, ScansVerifiesInspectsAndCompacts) {
   EXPECT_EQ(verified["good"], true);
   EXPECT_EQ(verified["keys_checked"], 3);
   const Json inspected = Json::parse(run("inspect --json --records STORE").out);
-  EXPECT_EQ(inspected["format"], 2);
+  EXPECT_EQ(inspected["format"], 3);
   EXPECT_EQ(inspected["files"].size(), 2u);
 }
 
