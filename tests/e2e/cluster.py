@@ -5,8 +5,11 @@
         client = cluster.client()                 # a `zht pipe` in its own namespace
         cluster.nodes[2].kill()                   # kill -9
         cluster.part([cluster.nodes[0]], cluster.nodes[1:])
+
+ZHT_KEEP_LOGS=FOLDER keeps the nodes' whole logs there.
 """
 import os
+import shutil
 import signal
 import socket
 import struct
@@ -61,7 +64,7 @@ class Node:
         return done.returncode == 0
 
     def table(self):
-        """{"instances": {id: address}, "views": [{"primary", "sync", "learners"}]} as this node has it; None when it does not answer."""
+        """{"instances": {id: address}, "views": [{"epoch", "primary", "sync", "learners"}]} as this node has it; None when it does not answer."""
         try:
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.settimeout(5)
@@ -140,10 +143,10 @@ def membership(message):
             instances[one.get(1, 0)] = one.get(3, b"").decode()
         elif number == 4:
             run = dict(fields(value))
-            view = {"primary": 0, "sync": [], "learners": []}
+            view = {"epoch": 0, "primary": 0, "sync": [], "learners": []}
             for part, content in fields(run.get(3, b"")):
-                if part == 2:
-                    view["primary"] = content
+                if part in (1, 2):
+                    view["epoch" if part == 1 else "primary"] = content
                 elif part in (3, 4):
                     view["sync" if part == 3 else "learners"] += list(unpacked(content)) if isinstance(content, bytes) else [content]
             views += [view] * run.get(2, 0)
@@ -246,4 +249,10 @@ class Cluster(Sandbox):
             if node.up():
                 node.process.kill()
                 node.process.wait()
+        keep = os.environ.get("ZHT_KEEP_LOGS")
+        if keep:
+            os.makedirs(keep, exist_ok=True)
+            for node in self.nodes:
+                if node.starts:
+                    shutil.copy(self.path(f"{node.name}.log"), keep)
         super().clean_up()

@@ -6,8 +6,10 @@ Histories are checked as history_test.py does it: every operation can be given o
 import fnmatch
 import os
 import random
+import re
 import signal
 import subprocess
+import time
 import unittest
 
 import harness
@@ -176,8 +178,54 @@ class ClusterTest(unittest.TestCase):
             self.assertEqual(pipe.ask(op="lookup", key=f"k{n}", timeout_ms=SLOW * 1000)["value"], str(n))
         pipe.close()
 
-    def test_a_rolling_restart_shows_no_error(self):
+    def test_the_logs_tell_the_story_of_a_failover_in_order(self):
         self.cluster = cluster = Cluster(self.box, 3)
+        wait_for(lambda: min(one["leads"] for one in cluster.status()["nodes"]) > 0, "something to lead for each node", SLOW)
+        victim, number = cluster.nodes[0], 1
+        old = f"{1024 * (number - 1)}."  # its instances, in whatever life
+
+        def story(nodes):
+            lines = []
+            for node in nodes:
+                with open(node.log.name, encoding="utf-8") as file:
+                    lines += [line for line in file if re.match(r"\d{4}-\d\d-\d\dT", line)]
+            return sorted(lines)  # all on one clock
+
+        def tells(lines, *patterns):
+            at = 0
+            for pattern in patterns:
+                found = [i for i in range(at, len(lines)) if re.search(pattern, lines[i])]
+                if not found:
+                    return False
+                at = found[0] + 1
+            return True
+        before = len(story(cluster.nodes))
+        victim.kill()
+        self.assertEqual(Pipe(self.box).ask(op="insert", key="k", value="v", timeout_ms=SLOW * 1000)["status"], "ok")
+        wait_for(lambda: tells(story(cluster.nodes)[before:], f"zht.witness node={number} .*has ended; the cluster knows"), "the witness", SLOW)
+        died = (r"warn zht\.manager node=1 incarnation=1 a node's process has ended, says its witness",
+                rf"info zht\.view .*\d+\.\d+ leads after {re.escape(old)}1, ", r"warn zht\.safety .*partitions lack copies")
+        wait_for(lambda: tells(story(cluster.nodes[1:])[before // 3:], *died), "the story of its end", SLOW)
+        victim.start()
+        cluster.wait_until_safe()
+        back = (*died, rf"info zht\.view .*{re.escape(old)}2 learns",
+                r"info zht\.safety .*data are safe")
+        wait_for(lambda: tells(story(cluster.nodes[1:]), *back), "the story of its return", SLOW)
+        for node in cluster.nodes:  # nobody is told of what did not happen
+            node.log.flush()
+        self.assertFalse([line for line in story(cluster.nodes) if " error " in line])
+
+    def settled(self):
+        """Nothing is moved to and fro: the table stays as it is for a while."""
+        seen = {}
+
+        def same():
+            version, now = self.cluster.status().get("table_version"), time.monotonic()
+            return now - seen.setdefault(version, now) > 1.5
+        wait_for(same, "a table that stays as it is", SLOW)
+
+    def test_a_rolling_restart_shows_no_error(self):
+        self.cluster = cluster = Cluster(self.box, 4)
         stopping, answers = [], []
 
         def work():
@@ -194,6 +242,8 @@ class ClusterTest(unittest.TestCase):
                 mark = len(answers)
                 node.stop()
                 wait_for(lambda: len(answers) > mark + 50, "progress", SLOW)  # noqa: B023
+                if node is cluster.nodes[0]:
+                    self.settled()
                 node.start()
                 cluster.wait_until_safe()
         finally:

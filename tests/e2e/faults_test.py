@@ -96,11 +96,19 @@ class Play:
                 if answer["status"] == "ok":
                     break
                 if time.monotonic() - start > BACK:
+                    self.tell_views()
                     raise AssertionError(f"{what}: probe-{key} is not served after {BACK} s: {answer}")
         self.waits.append((what, time.monotonic() - start))
         print(f"{what}: served again within {self.waits[-1][1]:.2f} s", flush=True)
         failures = [c.failure for c in self.clients if c.failure]
         self.test.assertEqual(failures, [], what)
+
+    def tell_views(self):
+        """Who holds what, as each node has it: where they differ, and where somebody is missing, is where to look."""
+        for node in self.cluster.nodes:
+            table = node.table() if node.up() and not node.stopped else None
+            for partition, view in enumerate(table["views"] if table else []):
+                print(f"{node.name}: partition {partition}: epoch {view['epoch']} {view['primary']}* {view['sync']} | {view['learners']}", flush=True)
 
     def some(self):
         return self.random.choice(self.cluster.nodes[:self.cluster.count])

@@ -413,5 +413,50 @@ TEST(Manager, GossipFindsWhatABroadcastMissed) {
   EXPECT_EQ(said, 0);  // settled: nothing is compared any more
 }
 
+TEST(Manager, WhoHasEndedIsCountedOutOfEveryViewAtOnceAndComesBackInALaterLife) {
+  const std::vector<View> views = {view_of(1, {member(0), member(1)}), view_of(1, {member(1), member(2)}), view_of(1, {member(2), member(0)})};
+  ManagerOptions options;
+  options.self = NodeId{1};
+  options.keepers = {NodeId{0}, NodeId{1}, NodeId{2}};
+  options.balances = false;
+  Manager manager(options, NodeInfo{NodeId{1}, 1, {member(1)}, 0, true, false}, views, {NodeId{0}, NodeId{2}}, 1);
+  const auto hear_of = [&](std::uint64_t heartbeat, Member one, base::Time now) {
+    ManagerMessage gossip;
+    gossip.from = NodeId{2};
+    gossip.to = NodeId{1};
+    gossip.nodes = {NodeInfo{NodeId{0}, heartbeat, {one}, 0, true, false}};
+    gossip.digest = ~std::uint64_t{0};
+    manager.on_message(gossip, now);
+  };
+  hear_of(1, member(0), at(1000));
+  EXPECT_EQ(manager.candidates(at(1000)).size(), 1u);  // this manager itself has ticked never
+  const auto wishes = [&] {
+    std::map<NodeId, std::vector<std::string>> told;
+    for (const ManagerMessage& message : manager.take_messages())
+      for (const KeeperMessage& one : message.keeper) {
+        if (one.kind != KeeperMessage::Kind::change) continue;
+        told[message.to].push_back(std::string(name_of(one.change.kind)) + " " + std::to_string(static_cast<std::uint32_t>(one.partition)));
+      }
+    return told;
+  };
+  wishes();
+  manager.ended(NodeId{0}, {member(0)}, true);
+  const auto told = wishes();
+  ASSERT_EQ(told.size(), 1u);  // the keeper that has ended is not asked
+  EXPECT_EQ(told.begin()->first, NodeId{1});
+  EXPECT_EQ(told.begin()->second, (std::vector<std::string>{"exited 0", "exited 2"}));
+  EXPECT_TRUE(manager.candidates(at(1000)).empty());
+  hear_of(2, member(0), at(1010));  // was under way when it ended
+  EXPECT_TRUE(manager.candidates(at(1010)).empty());
+  manager.adopt(PartitionId{0}, view_of(2, {member(1)}));
+  manager.tick(at(1100));
+  for (const auto& [keeper, what] : wishes()) EXPECT_EQ(what, (std::vector<std::string>{"exited 2"})) << "said again, where it is still needed";
+  hear_of(3, member(0, 2), at(1200));
+  EXPECT_EQ(manager.candidates(at(1200)).size(), 2u);
+  manager.tick(at(5000));
+  manager.tick(at(5100));
+  EXPECT_TRUE(wishes().empty()) << "not for ever";
+}
+
 }  // namespace
 }  // namespace zht::replication

@@ -41,6 +41,7 @@ class Cluster {
   // --- events ---
   void on_message(const replication::ManagerMessage& message, base::Time now);
   void wish(const replication::Wish& wish) { manager_->wish(wish); }
+  void ended(std::uint64_t node, const replication::Members& members, bool out) { manager_->ended(replication::NodeId{node}, members, out); }
   void adopt(const replication::ViewNews& news) { manager_->adopt(news.partition, news.view); }
   void tick(base::Time now);
   // What this node tells of itself.

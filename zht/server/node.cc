@@ -57,11 +57,19 @@ Node::~Node() {
   parts_->lock.reset();  // clients of this process may hold the rest for longer
 }
 
-Result<std::unique_ptr<Node>> Node::start(const Settings& settings, const Procedures& procedures) {
+Result<security::Opener> credentials_of(const Settings& settings) {
+  const std::string folder = settings.in_memory ? std::string() : settings.data;
+  // A node inside a program is told as a client is: by the environment.
+  if (settings.embedded) return security::credentials_from_environment(folder);
+  return security::load_credentials(settings.secret_file, {settings.tls_certificate, settings.tls_key, settings.tls_ca}, folder);
+}
+
+Result<std::unique_ptr<Node>> Node::start(const Settings& settings, const Procedures& procedures, std::unique_ptr<Witness> witness) {
   TRY(check_settings(settings));
   std::unique_ptr<Node> node(new Node);
   Parts& parts = *node->parts_;
   parts.settings = settings;
+  parts.witness = std::move(witness);
   parts.started = parts.clock.now();
   if (!settings.embedded) raise_descriptor_limit();
   const unsigned cores = std::min(8u, std::max(1u, std::thread::hardware_concurrency()));
@@ -84,12 +92,7 @@ Result<std::unique_ptr<Node>> Node::start(const Settings& settings, const Proced
     }
     parts.lock.emplace(std::move(*lock));
   }
-  const std::string secret_folder = settings.in_memory ? std::string() : settings.data;
-  // A node inside a program is told as a client is: by the environment.
-  TRY_LET(opener, settings.embedded ? security::credentials_from_environment(secret_folder)
-                                    : security::load_credentials(settings.secret_file,
-                                                                 {settings.tls_certificate, settings.tls_key, settings.tls_ca},
-                                                                 secret_folder));
+  TRY_LET(opener, credentials_of(settings));
   parts.opener = std::move(opener);
   parts.services.emplace(settings.data);
   if (!settings.in_memory) TRY(parts.choose_identity(cores));
@@ -188,6 +191,7 @@ void Node::run() {
   parts.endpoint->stop();
   parts.pool.join();
   for (auto& instance : parts.instances) instance->stop();
+  parts.inform_witness(true);
   logger().info("stopped");
 }
 

@@ -14,6 +14,8 @@
 #include "novoht/base/clock.h"
 #include "novoht/base/result.h"
 #include "zht/procedure.h"
+#include "zht/security/guard.h"
+#include "zht/server/witness.h"
 
 namespace support {
 class Config;
@@ -61,14 +63,18 @@ struct Settings {
 void add_settings(support::Config& config, Settings& settings);
 // A configuration file with every setting at its default and what there is to know of it: the manual.
 std::string_view example_config();
+// What the node's connections prove, as its settings have it. Errors as security::load_credentials.
+base::Result<security::Opener> credentials_of(const Settings& settings);
 // invalid: a value that can never work, and what can.
 base::Result<void> check_settings(const Settings& settings);
 
 class Node {
  public:
   // Takes the data folder, recovers, listens. Errors: conflict (the folder is served already: pid; an address is in
-  // use), invalid (settings), unsupported, corrupt, no_space, io. `procedures` outlives it.
-  static base::Result<std::unique_ptr<Node>> start(const Settings& settings, const Procedures& procedures);
+  // use), invalid (settings), unsupported, corrupt, no_space, io. `procedures` outlives it. `witness`
+  // (null: none) is kept told what to say when this process has ended.
+  static base::Result<std::unique_ptr<Node>> start(const Settings& settings, const Procedures& procedures,
+                                                   std::unique_ptr<Witness> witness = nullptr);
   ~Node();
   // Serves until a signal of `signals` or a stop request; then ends the services, the instances and the sockets.
   void run(support::SignalWaiter& signals);

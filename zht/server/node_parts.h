@@ -30,6 +30,7 @@
 #include "zht/server/instance_thread.h"
 #include "zht/server/node.h"
 #include "zht/server/service_keeper.h"
+#include "zht/server/witness.h"
 #include "zht/support/process.h"
 #include "zht/wire/zht.pb.h"
 
@@ -44,11 +45,13 @@ struct Node::Parts final : net::FrameHandler {
   std::optional<support::LockFile> lock;
   PublishedTable table;
   std::unique_ptr<Cluster> cluster;
+  std::unique_ptr<Witness> witness;  // null: none
   std::vector<wire::Instance> own;  // addresses of the instances here
   std::map<std::uint64_t, std::unique_ptr<net::PeerLink>> links;  // to other managers, by node
   std::map<std::uint64_t, std::string> managers;                  // where they listen
   std::string saved_managers;                                     // as in others.json
   std::vector<replication::Candidate> candidates;                 // as the instances were told
+  std::string safety;  // as it was last logged
   std::map<InstanceId, std::string> addresses;
   std::map<InstanceId, replication::Site> sites;
   struct Joining {
@@ -106,6 +109,8 @@ struct Node::Parts final : net::FrameHandler {
   void hand_over();
   void look_whether_empty();
   void look_around(base::Time now);
+  void inform_witness(bool in_order);
+  void tell_safety();
   void send(const replication::ManagerMessage& message);
   void tell_all(ClusterNews news);
   void answer_joining(base::Time now);

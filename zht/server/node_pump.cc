@@ -22,6 +22,11 @@ const support::Log& view_logger() {
   return log;
 }
 
+const support::Log& safety_logger() {
+  static const support::Log log("zht.safety");
+  return log;
+}
+
 }  // namespace
 
 // Before anything is served: what this node can decide by itself, because it alone keeps the table, is decided. A node on its own
@@ -126,7 +131,43 @@ void Node::Parts::look_around(base::Time now) {
   if (where != addresses) news.addresses = addresses = std::move(where);
   if (news.candidates || news.sites || news.addresses) tell_all(std::move(news));
   remember_others();
+  inform_witness(false);
+  tell_safety();
   look_whether_empty();
+}
+
+// Whether data are safe, said when that changes: beginning and end of a failover's story.
+void Node::Parts::tell_safety() {
+  if (cluster->alone(clock.now())) return;
+  wire::ClusterStatus now;
+  tell_cluster(now);
+  if (now.unknown() > 0) return;  // not yet heard of all
+  const std::string is = now.unavailable() > 0 ? "lost" : now.leaderless() + now.at_risk() + now.short_of_copies() > 0 ? "at risk" : "safe";
+  if (is == std::exchange(safety, is)) return;
+  if (is == "safe") return safety_logger().info("data are safe", {{"nodes", now.nodes_size()}, {"partitions", identity.partition_count}});
+  safety_logger().warn(is == "lost" ? "partitions have no living copy" : "partitions lack copies",
+                       {{"unavailable", now.unavailable()}, {"leaderless", now.leaderless()},
+                        {"at_risk", now.at_risk()}, {"short_of_copies", now.short_of_copies()}});
+}
+
+// Keepers first: those that decide are the best to know.
+void Node::Parts::inform_witness(bool in_order) {
+  if (!witness) return;
+  wire::Testament testament;
+  testament.set_in_order(in_order);
+  wire::ExitedRequest& last = *testament.mutable_last();
+  last.set_cluster(identity.cluster);
+  last.set_node(identity.number);
+  for (const wire::Instance& one : own) {
+    auto* member = last.add_members();
+    member->set_instance(one.id());
+    member->set_incarnation(identity.member.incarnation);
+  }
+  constexpr int kMost = 16;  // one of them will listen
+  for (const bool keepers : {true, false})
+    for (const auto& [node, where] : managers)
+      if (node != identity.number && cluster->keeps(node) == keepers && testament.managers_size() < kMost) testament.add_managers(where);
+  witness->inform(testament);
 }
 
 }  // namespace zht::server

@@ -63,6 +63,20 @@ void Node::Parts::on_frame(net::ConnectionNumber from, const wire::Frame& frame,
       logger().info("asked to leave", {{"node", identity.number}});
       return reply(Code::ok, {}, {});
     }
+    case wire::ControlKind::exited: {
+      wire::ExitedRequest request;
+      if (!request.ParseFromArray(frame.value.data(), static_cast<int>(frame.value.size())))
+        return reply(Code::invalid, "a request that cannot be read", {});
+      if (request.cluster() != identity.cluster) return reply(Code::invalid, "this node is of another cluster", {});
+      if (request.node() == identity.number) return reply(Code::invalid, "this node has not ended", {});
+      replication::Members members;
+      for (const wire::InstanceMember& one : request.members()) members.push_back({InstanceId{one.instance()}, one.incarnation()});
+      logger().warn("a node's process has ended, says its witness", {{"node", request.node()},
+                                                                     {"incarnation", members.empty() ? 0 : members.front().incarnation}});
+      cluster->ended(request.node(), members, !request.known());
+      pump_soon();
+      return reply(Code::ok, {}, {});
+    }
     case wire::ControlKind::migrate: return migrate(frame, out);
     case wire::ControlKind::complain:
     case wire::ControlKind::recover: break;

@@ -9,6 +9,7 @@
 #include "zht/client/local_node.h"
 #include "zht/procedure.h"
 #include "zht/server/node.h"
+#include "zht/server/witness.h"
 #include "zht/support/config.h"
 #include "zht/support/log.h"
 #include "zht/support/paths.h"
@@ -110,7 +111,9 @@ base::Result<int> serve(const support::Program& program, const Flags& flags, con
   ::signal(SIGHUP, SIG_IGN);
   TRY(support::set_log({.level = support::level_from(program.common().verbosity,
                                                      program.common().quiet ? support::Level::error : support::Level::info)}));
-  TRY_LET(node, server::Node::start(settings, procedures));
+  TRY(server::check_settings(settings));
+  TRY_LET(witness, server::Witness::start([settings] { return server::credentials_of(settings); }));
+  TRY_LET(node, server::Node::start(settings, procedures, std::move(witness)));
   node->run(signals);
   return 0;
 }

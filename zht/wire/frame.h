@@ -42,6 +42,7 @@ enum class ControlKind : std::uint8_t {
   leave = 8,       // empty this node, then end it
   migrate = 9,     // move partitions; a wish
   recover = 10,    // go on without what was lost
+  exited = 11,     // a node's process has ended, says its witness
   hello = 32,  // PROTOCOL.md, "Who may connect"
   prove = 33,
 };

@@ -42,9 +42,41 @@ void Manager::broadcast(PartitionId partition) {
 void Manager::wish(const Wish& wish) {
   Tries& tries = tries_[static_cast<std::uint32_t>(wish.partition)];
   if (tries.base != wish.change.base) tries = {wish.change.base, 0};
-  const NodeId keeper = options_.keepers[tries.count++ % options_.keepers.size()];
+  NodeId keeper = options_.keepers[tries.count++ % options_.keepers.size()];
+  for (std::size_t i = 1; i < options_.keepers.size() && nodes_[keeper].ended; i++)
+    keeper = options_.keepers[tries.count++ % options_.keepers.size()];
   if (keeper == options_.self || now_ - doors_[keeper].heard < options_.fresh) tell(keeper, wish);
   else knock(keeper, wish);
+}
+
+void Manager::ended(NodeId node, const Members& members, bool out) {
+  constexpr auto kLongest = std::chrono::seconds(3);
+  Known& known = nodes_[node];
+  const auto later = [&](Member one) {  // it runs again already
+    return std::any_of(members.begin(), members.end(), [&](Member old) { return old.instance == one.instance && old.incarnation < one.incarnation; });
+  };
+  if (node != options_.self && std::none_of(known.info.instances.begin(), known.info.instances.end(), later)) {
+    known.ended = true;
+    known.heard = {};
+    doors_[node].heard = {};
+  }
+  if (!out) return;
+  for (Member one : members) ended_.push_back({one, now_ + kLongest});
+  count_out();
+}
+
+// Said again every so often: a keeper may have ended with it, or be busy with another change.
+void Manager::count_out() {
+  constexpr auto kAgain = std::chrono::milliseconds(30);
+  const auto partitions = std::span(views_).first(std::min<std::size_t>(views_.size(), options_.partitions));
+  std::erase_if(ended_, [&](Ended& one) {
+    if (now_ >= one.until) return true;
+    if (now_ < one.next) return false;
+    one.next = now_ + kAgain;
+    for (std::uint32_t p = 0; p < partitions.size(); p++)
+      if (is_member(partitions[p], one.member)) wish({PartitionId{p}, {Change::Kind::exited, partitions[p].epoch, one.member, one.member, {}}});
+    return false;
+  });
 }
 
 void Manager::tell(NodeId keeper, const Wish& wish) {
@@ -97,6 +129,8 @@ void Manager::on_message(const ManagerMessage& message, base::Time now) {
   for (const NodeInfo& one : message.nodes) {
     Known& known = nodes_[one.node];
     if (one.node == options_.self || one.heartbeat <= known.info.heartbeat) continue;
+    const bool same_life = !known.info.instances.empty() && known.info.instances == one.instances;
+    if (known.ended && same_life) continue;  // news of it that was under way when it ended
     known = {one, now};
   }
   if (!message.nodes.empty() && message.digest != digest()) {
@@ -122,6 +156,7 @@ void Manager::compare(const ManagerMessage& message) {
 
 void Manager::tick(base::Time now) {
   now_ = std::max(now_, now);
+  if (!ended_.empty()) count_out();
   if (now >= next_gossip_) {
     next_gossip_ = now + options_.gossip;
     gossip(now);

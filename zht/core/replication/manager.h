@@ -66,6 +66,9 @@ class Manager {
   void wish(const Wish& wish);                  // of an instance here
   void adopt(PartitionId partition, const View& view);
   void broadcast(PartitionId partition);        // a keeper here has decided it
+  // The process that ran these instances of `node` has ended, says who saw it: the node is thought dead until it is heard of in a
+  // later life. `out`: its instances are to be counted out of every view without waiting; one manager's business.
+  void ended(NodeId node, const Members& members, bool out);
   void send_goal(const Placed& goal);           // to the node of the partition's primary; forgotten when that is not known
   void tick(base::Time now);
   std::vector<ManagerMessage> take_messages();
@@ -95,7 +98,9 @@ class Manager {
   struct Known {
     NodeInfo info;
     base::Time heard{};
+    bool ended = false;  // and not heard of since in a later life
   };
+  void count_out();
   ManagerMessage& message_to(NodeId node);
   void tell(NodeId keeper, const Wish& wish);
   void knock(NodeId keeper, const Wish& wish);
@@ -124,6 +129,12 @@ class Manager {
     std::map<PartitionId, Wish> wishes;
   };
   std::map<NodeId, Door> doors_;
+  // Members whose process has ended, until every view does without them, or for so long.
+  struct Ended {
+    Member member;
+    base::Time until, next{};
+  };
+  std::vector<Ended> ended_;
   base::Time now_{}, next_gossip_{}, next_plan_{}, next_trim_{};
 };
 

@@ -771,8 +771,13 @@ void Replica::want_goal() {
   if (!lead || !complete) return;
   if (good >= std::min(host_.timing().sync_copies, goal_->members.size()))
     for (const Members* all : {&view_.learners, &view_.sync})
-      for (Member one : *all)
-        if (!wanted(one.instance)) return want(Kind::remove, one, goal_->members.size());
+      for (Member one : *all) {
+        if (wanted(one.instance)) continue;
+        const std::size_t left = goal_->members.size();
+        // The last step: a goal of fewer copies than are wanted must not be there any more when one more is taken in.
+        if (members == left + 1) goal_.reset();
+        return want(Kind::remove, one, left);
+      }
   if (members == goal_->members.size()) goal_.reset();
 }
 
