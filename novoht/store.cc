@@ -75,6 +75,25 @@ struct TableState {
   std::optional<Position> from;           // no record of it lies before; nothing: it has none
 };
 
+// Adds the time of its life to a share of housekeeping.
+class Timed {
+ public:
+  explicit Timed(Statistics::Share& share) : share_(share) {}
+  ~Timed() {
+    const auto taken = std::chrono::steady_clock::now() - begin_;
+    const auto count = static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(taken).count());
+    share_.times++;
+    share_.nanoseconds += count;
+    share_.longest = std::max(share_.longest, count);
+  }
+  Timed(const Timed&) = delete;
+  Timed& operator=(const Timed&) = delete;
+
+ private:
+  Statistics::Share& share_;
+  const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+};
+
 class Tables {
  public:
   TableState* find(TableId id) const {
@@ -456,6 +475,7 @@ class StoreImpl final : public Store, private core::SnapshotHost, private core::
   std::unordered_map<std::uint32_t, Loaded> loaded_;
   std::unordered_map<std::uint32_t, base::Error> gaps_;  // tables of which records are missing
 
+  Statistics::Share evacuation_, checkpointing_, log_keeping_, cooling_;
   std::uint64_t records_ = 0, checkpoints_ = 0, failures_ = 0, rest_ = 0, next_rest_ = 1;
   std::uint64_t recovered_records_ = 0, recovered_bytes_ = 0, torn_bytes_ = 0;
   std::string last_failure_;
@@ -860,6 +880,7 @@ Statistics StoreImpl::statistics() const {
   if (cold_ != nullptr) {
     s.cold_bytes = cold_->live_bytes();
     s.cold_file_bytes = cold_->file_bytes();
+    if (fruitless_rounds_ >= 2 && s.used_bytes > options_.memory_limit) s.over_limit_bytes = s.used_bytes - options_.memory_limit;
   }
   s.log_bytes = log_.bytes();
   s.kept_bytes = log_.kept_bytes();
@@ -872,6 +893,10 @@ Statistics StoreImpl::statistics() const {
   s.recovered_records = recovered_records_;
   s.recovered_bytes = recovered_bytes_;
   s.torn_bytes_cut = torn_bytes_;
+  s.evacuation = evacuation_;
+  s.checkpointing = checkpointing_;
+  s.log_keeping = log_keeping_;
+  s.cooling = cooling_;
   s.maintenance_failures = failures_;
   s.last_failure = log_.failed() ? log_.failure().message : last_failure_;
   return s;
@@ -925,6 +950,7 @@ void StoreImpl::forget_checkpoint(TableId table) {
 
 // Has some more of the checkpoint written, in the background; when that was all, its end too.
 Result<void> StoreImpl::continue_checkpoint(std::size_t bytes) {
+  const Timed timed(checkpointing_);
   TableState& state = *tables_.find(checkpoint_table_);
   auto taken = checkpoint_->take_some(state.table, cold_.get(), bytes);
   if (!taken) {
@@ -1006,13 +1032,14 @@ Result<bool> StoreImpl::remove_doomed() {
 
 // Moves some entries when the arena wastes too much. Returns whether there is more to do.
 bool StoreImpl::evacuate_some() {
+  if (!arena_.evacuating() && (hidden_ > 0 || !arena_.wants_evacuation())) return false;
+  const Timed timed(evacuation_);
   if (!arena_.evacuating()) {
-    if (hidden_ > 0 || !arena_.wants_evacuation()) return false;
     arena_.begin_evacuation();
     tables_.each([&](TableId id, const TableState&) { evacuating_.push_back(id); });
     evacuation_cursor_ = 0;
   }
-  constexpr std::size_t kEntries = 1000;  // looked at in a step
+  constexpr std::size_t kEntries = 400;  // moved in a step
   while (!evacuating_.empty()) {
     if (TableState* const state = tables_.find(evacuating_.back())) {
       evacuation_cursor_ = state->table.evacuate(evacuation_cursor_, kEntries);
@@ -1040,6 +1067,7 @@ Result<bool> StoreImpl::step() {
 Result<bool> StoreImpl::compact_some() {
   if (evacuate_some()) return true;
   if (cold_ != nullptr) {
+    const Timed timed(cooling_);
     TRY_LET(more, empty_cold_file());
     if (more) return true;
   }
@@ -1054,6 +1082,7 @@ Result<bool> StoreImpl::compact_some() {
     TRY(continue_checkpoint(options_.maintain_slice));
     return !background_.running();
   }
+  const Timed timed(log_keeping_);
   if (log_.wants_sync_for_trim()) {
     TRY(start_sync(false));
     return !background_.running();
@@ -1178,6 +1207,7 @@ Result<bool> StoreImpl::maintain(base::Duration budget) {
   settle();
   if (cold_ != nullptr && rest_ == 0) {
     const auto keep = [this]() -> Result<void> {
+      const Timed timed(cooling_);
       TRY(warm_wanted());
       const std::uint64_t used = used_memory();
       TRY(keep_limit(used > used_before_ ? (used - used_before_) * 2 : 0));
@@ -1283,6 +1313,7 @@ Result<std::vector<std::string>> StoreImpl::begin_folder() {
   }
   if (!options_.read_only) {
     auto lock = files_.lock(path_of(kLockName));
+    if (!lock && lock.code() != Code::conflict) return std::move(lock).error();
     if (!lock) return base::add_context("the store is open elsewhere", std::move(lock).error());
     lock_ = *std::move(lock);
   }

@@ -129,7 +129,9 @@ struct Options {
   double log_slack = 2.0;
   // ... but not a log shorter than this many bytes: with many small tables a checkpoint of each costs more than it saves.
   std::uint64_t log_floor = 0;
-  std::size_t maintain_slice = std::size_t{64} << 10;  // bytes of a checkpoint written at one step of maintain()
+  // Bytes of a checkpoint taken at one step of maintain(): how long its caller waits, and how much longer the log becomes until
+  // the checkpoint is whole.
+  std::size_t maintain_slice = std::size_t{32} << 10;
   // Bytes of memory that keys, values and index together shall take; 0: no limit. Values that were not used for long then
   // lie on disk (scratch files, cold-*.values, beside log and checkpoints), from 64 bytes on and one fragment, or 1 KiB and
   // several; keys and shorter values stay in memory whatever the limit. Kept by maintain(), so it is exceeded by what is
@@ -148,12 +150,22 @@ struct Statistics {
   std::uint64_t tables = 0, keys = 0, live_bytes = 0;  // keys + values
   std::uint64_t memory_bytes = 0;                      // what the index and values take, idle memory with it
   std::uint64_t used_bytes = 0;                        // the same without idle memory: what memory_limit is about
+  // By how much memory_limit is exceeded for good: keys, index and short values alone take more. 0: it is not, or values are
+  // still being sent to the disk.
+  std::uint64_t over_limit_bytes = 0;
   std::uint64_t cold_bytes = 0, cold_file_bytes = 0;   // values on disk only; the files that hold them
   std::uint64_t log_bytes = 0, checkpoint_bytes = 0, segments = 0;
   std::uint64_t kept_bytes = 0;  // files of log that is no longer needed, of which the next segments are made
   std::uint64_t reused_segments = 0;  // made out of such a file, since open
   std::uint64_t records = 0, flushes = 0, syncs = 0, checkpoints = 0;  // since open
   std::uint64_t recovered_records = 0, recovered_bytes = 0, torn_bytes_cut = 0;
+  // What maintain() did in its caller's time, since open: how often, nanoseconds in all and at most at once. evacuation:
+  // moving entries together; checkpoints: taking their entries; log: segments, syncs handed over, what is trimmed; cold:
+  // values sent to the disk and fetched.
+  struct Share {
+    std::uint64_t times = 0, nanoseconds = 0, longest = 0;
+  };
+  Share evacuation, checkpointing, log_keeping, cooling;
   std::uint64_t maintenance_failures = 0;  // since open
   std::string last_failure;                // of maintenance, or of the write that made the store read only
 };

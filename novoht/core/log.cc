@@ -8,6 +8,7 @@
 namespace novoht::core {
 namespace {
 constexpr std::uint64_t kFirstSegment = std::uint64_t{1} << 20;
+constexpr std::uint64_t kSmallest = std::uint64_t{64} << 10;  // of one that is begun so that those before it can go
 constexpr std::uint64_t kGrowTo = std::uint64_t{8} << 20;  // segments double up to here whatever the tables hold
 // A sync costs a third more where blocks are written for the first time, and a zero costs about as much as any byte: with
 // more than a sync for so many bytes of log, segments are zeroed beforehand.
@@ -89,7 +90,7 @@ Result<std::uint64_t> Log::affordable_size(std::size_t record_size, bool small) 
   std::uint64_t size = next_size(record_size, small);
   const std::uint64_t free = files_.free_bytes(folder_);
   if (free == UINT64_MAX) return size;
-  const std::uint64_t least = std::min(size, std::max<std::uint64_t>(std::min(kFirstSegment, segment_size_),
+  const std::uint64_t least = std::min(size, std::max<std::uint64_t>(std::min(small ? kSmallest : kFirstSegment, segment_size_),
                                                                      (kSegmentHeaderSize + record_size + 4095) / 4096 * 4096));
   const std::uint64_t rest = segments_.empty() ? 0 : segments_.back().size - std::min(offset_, segments_.back().size);
   const std::uint64_t kept = checkpoint_room_() + rest;

@@ -454,6 +454,7 @@ void Table::replace(Place where, Entry* entry) {
 
 // The one leaf of a small table doubles; every entry is hashed again.
 void Table::grow() {
+  rebuilt_++;
   Leaf* const old = leaves_[0];
   const std::size_t bucket_count = std::min<std::size_t>(std::size_t{2} * bucket_count_, kLeafBuckets);
   Leaf* const leaf = make_leaf(bucket_count, 0);
@@ -472,6 +473,7 @@ void Table::grow() {
 
 // The leaf of `hash` becomes two, by one more bit. An entry in its home bucket keeps that place and need not be touched.
 void Table::split(std::uint64_t of) {
+  rebuilt_++;
   std::size_t index = leaf_index(of);
   Leaf* const old = leaves_[index];
   if (old->depth == depth_) {
@@ -548,6 +550,8 @@ std::uint64_t Table::collect(std::uint64_t cursor, std::size_t limit, std::vecto
         at = at + 1 == bucket_count_ ? 0 : at + 1;
       }
       std::size_t taken = here.size();
+      // The next call takes it whole, and nothing of it need be put in order.
+      if (taken > limit - found.size() && !found.empty() && whole) return prefix << 32 | first_low(home);
       if (taken > limit - found.size()) {
         for (Found& one : here) one.hash = hash(one.entry->key());
         std::sort(here.begin(), here.end(), [](const Found& a, const Found& b) {
@@ -572,10 +576,15 @@ std::uint64_t Table::collect(std::uint64_t cursor, std::size_t limit, std::vecto
 
 std::uint64_t Table::evacuate(std::uint64_t cursor, std::size_t limit) {
   if (leaves_.empty()) return 0;
-  std::size_t seen = 0;
-  for (std::uint64_t prefix = cursor; prefix >> 32 == 0;) {
+  std::size_t seen = 0, moved_count = 0;
+  // Where the index was rebuilt somewhere since, the leaf is begun again: its entries may lie in other buckets. Those that
+  // were moved are then only looked at, so that it comes to its end however often that happens.
+  std::uint64_t prefix = cursor & 0xffffffff, bucket = rebuilt_ == rebuilt_at_cursor_ ? cursor >> 32 : 0;
+  rebuilt_at_cursor_ = rebuilt_;
+  while (prefix >> 32 == 0) {
     const Leaf& leaf = *leaves_[depth_ == 0 ? 0 : prefix >> (32 - depth_)];
-    for (std::size_t b = 0; b < leaf.bucket_count; b++) {
+    for (std::size_t b = bucket; b < leaf.bucket_count; b++) {
+      if (moved_count >= limit || seen >= kLeafBuckets * kSlots + limit) return prefix | static_cast<std::uint64_t>(b) << 32;
       if (b + 3 < leaf.bucket_count) {
         const Bucket& later = leaf.buckets[b + 3];
         for (std::size_t s = 0; s < kSlots; s++) {
@@ -586,6 +595,7 @@ std::uint64_t Table::evacuate(std::uint64_t cursor, std::size_t limit) {
       }
       for (std::size_t s = 0; s < kSlots; s++) {
         if (leaf.buckets[b].tags[s] == 0) continue;
+        seen++;
         Entry* const old = entry_of(leaf.buckets[b].slots[s]);
         if (!arena_.is_old(reinterpret_cast<const char*>(old))) continue;
         const std::size_t size = old->block_size();
@@ -593,11 +603,11 @@ std::uint64_t Table::evacuate(std::uint64_t cursor, std::size_t limit) {
         base::copy_bytes(reinterpret_cast<char*>(moved), reinterpret_cast<const char*>(old), size);
         replace({&leaf.buckets[b], s}, moved);
         arena_.release(reinterpret_cast<char*>(old), size);
+        moved_count++;
       }
     }
-    seen += leaf.entry_count;
+    bucket = 0;
     prefix = (prefix >> (32 - leaf.depth) << (32 - leaf.depth)) + (std::uint64_t{1} << (32 - leaf.depth));
-    if (seen >= limit && prefix >> 32 == 0) return prefix;
   }
   return 0;
 }

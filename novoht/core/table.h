@@ -180,8 +180,8 @@ class Table {
     for (const Found& one : found) visit(*one.entry);
     return next;
   }
-  // Moves entries out of the arena's old chunks, leaf by leaf: from `cursor` (0: the first) on until about `limit` were
-  // looked at; returns the next cursor, 0 at the end. All are out when a walk has ended.
+  // Moves entries out of the arena's old chunks, bucket by bucket: from `cursor` (0: the first) on until about `limit`
+  // were moved; returns the next cursor, 0 at the end. All are out when a walk has ended. One walk at a time.
   std::uint64_t evacuate(std::uint64_t cursor, std::size_t limit);
   // One step of what keeps memory within a limit: from `cursor` on, values that were not used since the last time go to the
   // disk, about `bytes` of them, or `entries` have been looked at. With `empty`, values that lie in that cold file are
@@ -305,6 +305,7 @@ class Table {
   std::vector<Bucket*> roots_;
   std::uint32_t depth_ = 0;
   std::uint32_t bucket_count_ = 0;  // of each leaf
+  std::uint64_t rebuilt_ = 0, rebuilt_at_cursor_ = 0;  // how often leaves were split or grew; when evacuate() last ran
   std::uint64_t count_ = 0, live_bytes_ = 0, index_bytes_ = 0, long_bytes_ = 0;
   std::unique_ptr<std::multiset<std::pair<std::uint64_t, std::uint64_t>>> expiries_;  // (milliseconds, hash)
 };

@@ -365,7 +365,8 @@ Result<void> inspect(const Arguments& arguments) {
         const std::uint64_t salt = core::segment_salt(about.id, *number);
         std::uint64_t at = core::kSegmentHeaderSize, count = 0;
         Json records = Json::array();
-        while (const auto record = core::parse_record(bytes, at, salt, header.begin + at - core::kSegmentHeaderSize)) {
+        std::string why;
+        while (const auto record = core::parse_record(bytes, at, salt, header.begin + at - core::kSegmentHeaderSize, &why)) {
           if (arguments.records) records.push_back(record_json(*record, at));
           count++;
           at += record->size;
@@ -374,6 +375,19 @@ Result<void> inspect(const Arguments& arguments) {
         one["end_position"] = header.begin + at - core::kSegmentHeaderSize;
         one["used_bytes"] = at;
         one["record_count"] = count;
+        // Where records go on behind a place where none is good, that place is damaged.
+        std::uint64_t beyond = 0;
+        for (std::uint64_t next = at + 8; next + core::kRecordHeaderSize <= bytes.size();) {
+          const auto record = core::parse_record(bytes, next, salt, header.begin + next - core::kSegmentHeaderSize);
+          if (record && arguments.records) records.push_back(record_json(*record, next));
+          beyond += record.has_value();
+          next += record ? record->size : 8;
+        }
+        if (beyond > 0) {
+          one["damaged_at"] = at;
+          one["damage"] = why;
+          one["records_beyond"] = beyond;
+        }
         if (arguments.records) one["records"] = std::move(records);
       }
       list.push_back(std::move(one));
@@ -572,7 +586,8 @@ Result<void> import_all(const Arguments& arguments) {
     progress.at(++number);
     if (text.empty()) continue;
     if (auto line = import_line(*opened.store, text); !line)
-      return base::add_context(arguments.file + " line " + std::to_string(number), std::move(line).error());
+      return base::add_context((arguments.file == "-" ? "standard input" : arguments.file) + " line " + std::to_string(number),
+                               std::move(line).error());
     count++;
     if (count % 1000 == 0) TRY(opened.store->maintain(std::chrono::milliseconds(5)));
   }
@@ -589,10 +604,14 @@ std::string_view remedy(const base::Error& error) {
     case Code::corrupt:
       return "the bytes there are not what was written: restore the folder from a copy or a replica; `novoht inspect` "
              "shows what is still readable";
-    case Code::io: return "see the system's log for the disk's errors";
+    case Code::io:
+      if (error.message.find("ermission denied") != std::string::npos || error.message.find("Read-only file system") != std::string::npos)
+        return "who runs this may not do that there: see the folder's owner, mode and mount";
+      return "see the system's log for the disk's errors";
     case Code::unsupported: return "use a newer novoht";
     case Code::no_space: return "free space on the disk and repeat";
-    case Code::not_found: return "`novoht scan` lists the keys";
+    case Code::not_found:
+      return error.message.find("no key") != std::string::npos ? "`novoht scan` lists the keys" : "see `novoht --help`";
     default: return "see `novoht --help`";
   }
 }

@@ -461,6 +461,21 @@ TEST_F(ColdTest, AValueOnDiskIsReadFromThereAndItsKeyIsNot) {
   EXPECT_EQ(get("longer"), std::string(50'000, 'm'));
 }
 
+TEST_F(ColdTest, ALimitThatKeysAloneExceedIsSaidAndNothingElse) {
+  limit(1 << 20);
+  for (int i = 0; i < 3000; i++) put("key" + std::to_string(i), std::string(1000, 'v'));
+  cool();
+  EXPECT_EQ(store->statistics().over_limit_bytes, 0u);  // the values went
+  EXPECT_LE(store->statistics().used_bytes, 1u << 20);
+  for (int i = 0; i < 60'000; i++) put("short" + std::to_string(i), "v");
+  for (int i = 0; i < 40; i++) cool();
+  const auto after = store->statistics();
+  EXPECT_GT(after.used_bytes, 1u << 20);
+  EXPECT_EQ(after.over_limit_bytes, after.used_bytes - (1u << 20));
+  EXPECT_EQ(get("short59999"), "v");
+  EXPECT_EQ(get("key2999"), std::string(1000, 'v'));
+}
+
 TEST_F(ColdTest, AppendingToAValueOnDiskDoesNotReadIt) {
   put("log", std::string(200, 'a'));
   apply({Change::append("parts", std::string(900, 'p')), Change::append("parts", std::string(900, 'q'))});

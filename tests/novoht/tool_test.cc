@@ -116,6 +116,9 @@ TEST_F(ToolTest, DamageIsNamedWithItsPlace) {
   }
   const std::string before = slurp(segment);
   expect_refused(run("verify STORE"), 7, "log-0000000000000001.segment offset 64");
+  const Json file = Json::parse(run("inspect --json --records STORE").out)["files"][0];
+  EXPECT_EQ(file["damaged_at"], 64);
+  EXPECT_EQ(file["records_beyond"], file["records"].size());
   expect_refused(run("put STORE c 3"), 7, "offset 64");
   EXPECT_EQ(slurp(segment), before);
   EXPECT_EQ(run("inspect STORE").status, 0);
