@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <charconv>
+#include <cstdlib>
 
 namespace fusionfs {
 
@@ -13,7 +14,7 @@ using zht::Outcome;
 namespace {
 
 constexpr std::uint64_t kPage = 2000;          // keys of one scan
-constexpr Nanos kUnfinished = 10'000'000'000;  // older than this, nobody is at it any more
+constexpr Nanos kUnfinished = 10'000'000'000;  // older than this (or so far ahead), nobody is at it any more
 
 bool hex_number(Bytes text, std::uint64_t& number) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number, 16);
@@ -156,7 +157,7 @@ Result<std::set<Finding>> Check::read(Census& census) {
     names_of[id] += 1;
     names_in[each.home][each.name] = id;
     const auto inode = picture.inodes.find(id);
-    if (each.entry.moving && now - each.entry.moving->since > kUnfinished) {
+    if (each.entry.moving && std::abs(now - each.entry.moving->since) > kUnfinished) {
       find(Finding::Kind::unfinished, id, each.home, each.name, "move of " + picture.where(each.home, each.name));
     }
     if (inode == picture.inodes.end()) {
@@ -177,7 +178,7 @@ Result<std::set<Finding>> Check::read(Census& census) {
       census.directories += 1;
       if (inode.has(Inode::kDying)) {
         const auto dying = decode_dying(inode.content);
-        if (!dying || now - dying->since > kUnfinished)
+        if (!dying || std::abs(now - dying->since) > kUnfinished)
           find(Finding::Kind::unfinished, id, home_of(id), "", "removal of directory " + number);
       }
       if (names != 1 && id != kRootInode && !inode.has(Inode::kDying)) {
@@ -234,7 +235,7 @@ Result<std::set<Finding>> Check::read(Census& census) {
     if (picture.inodes.count(split.directory) == 0) {
       find(Finding::Kind::nameless, InodeId{}, home, split_key(home),
            "names of directory " + number + ", which is not there");
-    } else if (split.under_way() && now - split.since > kUnfinished) {
+    } else if (split.under_way() && std::abs(now - split.since) > kUnfinished) {
       find(Finding::Kind::unfinished, split.directory, home, split_key(home), "splitting of directory " + number);
     } else if (!split.dying.empty() && !picture.inodes[split.directory].has(Inode::kDying)) {
       find(Finding::Kind::unfinished, split.directory, home, split_key(home), "removal of directory " + number);

@@ -12,8 +12,6 @@ using zht::Condition;
 using zht::Operation;
 using zht::Outcome;
 
-// A live mount finishes a change in two homes within milliseconds; after this long its leftovers are settled by others.
-constexpr Nanos kAbandoned = 3'000'000'000;
 constexpr std::uint64_t kHomesReserved = 1024, kHomesMask = 2047;
 constexpr zht::Millis kRenameLockLife{30'000};
 constexpr int kMaxRounds = 1000;
@@ -108,7 +106,7 @@ Task<Reply> Metadata::lookup(InodeId directory, std::string name) {
       const Outcome marker = co_await arrived;
       if (marker.code != base::Code::ok && marker.code != base::Code::not_found) co_return refuse(errno_of(marker));
       const bool decided = marker.ok() && !marker.value.empty() && marker.value[0] == 'd';
-      if (decided || now() - reply.entry->moving->since > kAbandoned) {
+      if (decided || abandoned("m" + std::to_string(reply.entry->moving->transfer), reply.entry->moving->since)) {
         const int error = co_await settle_move(home, name);
         if (error != 0) co_return refuse(error);
         continue;
@@ -145,7 +143,7 @@ Task<Reply> Metadata::meet_directory(Entry entry, Reply found) {
   if (inode.error != 0) co_return refuse(inode.error);
   if (inode.inode->has(Inode::kDying)) {
     const auto dying = decode_dying(inode.inode->content);
-    if (dying && now() - dying->since > kAbandoned) {
+    if (dying && abandoned("d" + std::to_string(raw(entry.inode)), dying->since)) {
       const int error = co_await settle_dying(*inode.inode, home_of(entry.inode));
       co_return refuse(error == 0 ? ESTALE : error);  // look again
     }
@@ -416,7 +414,7 @@ Task<int> Metadata::settle_dying(Inode directory, HomeId met) {
     Reply unmarked = co_await ask(met, "fusionfs.unmark_dying", pack(request));
     co_return unmarked.error;
   }
-  if (now() - dying->since <= kAbandoned) {
+  if (!abandoned("d" + std::to_string(raw(directory.id)), dying->since)) {
     Call changed(
         client_,
         Operation::callback(inode_key(directory.id), Condition::after_version(before.version), zht::Range::nothing()),
@@ -471,7 +469,7 @@ Task<int> Metadata::settle_move(HomeId home, std::string name) {
   if (!entry) co_return EIO;
   if (!entry->moving) co_return 0;
   const Moving moving = *entry->moving;
-  if (now() - moving.since <= kAbandoned) {
+  if (!abandoned("m" + std::to_string(moving.transfer), moving.since)) {
     Call changed(
         client_,
         Operation::callback(entry_key(home, name), Condition::after_version(before.version), zht::Range::nothing()),

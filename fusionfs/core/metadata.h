@@ -157,6 +157,8 @@ class Metadata {
   Task<std::uint64_t> new_home();                                          // 0: the store did not answer
   void forget(HomeId home, const char* procedure, std::string arguments);  // send and do not wait
   void settle_links(const Reply& reply, const std::optional<Inode>& dropped);
+  // Whether nobody is at the change any more that left `mark` (its kind and number) at `since`, by its maker's wall clock.
+  bool abandoned(const std::string& mark, Nanos since);
   std::vector<InodeId> held(HomeId home) const { return options_.held ? options_.held(home) : std::vector<InodeId>{}; }
 
   zht::Client& client_;
@@ -169,6 +171,9 @@ class Metadata {
   mutable std::shared_mutex shards_mutex_;
   std::unordered_map<std::uint64_t, Split> shards_;   // by home: base and children. Guarded by shards_mutex_
   std::unordered_map<std::uint64_t, std::uint32_t> splitting_;  // by home: not tried below. Guarded by shards_mutex_
+
+  std::shared_mutex sighted_mutex_;
+  std::unordered_map<std::string, base::Time> sighted_;  // marks, when first met. Guarded by sighted_mutex_
 };
 
 // The errno for an operation that failed as a whole.

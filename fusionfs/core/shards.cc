@@ -12,10 +12,12 @@ using zht::Outcome;
 
 namespace {
 
-constexpr Nanos kAbandoned = 3'000'000'000;                     // a split left for so long is carried on by others
 constexpr std::uint64_t kListingPage = std::uint64_t{4} << 20;  // bytes
 constexpr std::size_t kMovedAtOnce = 1000;                      // names of one request
 constexpr int kMaxRounds = 1000;
+
+// A live mount finishes a change in two homes within milliseconds; after this long its leftovers are settled by others.
+constexpr Nanos kAbandoned = 3'000'000'000;
 
 struct Exclusive {
   explicit Exclusive(std::shared_mutex& guarded) : mutex(guarded) { mutex.lock(); }
@@ -28,6 +30,18 @@ struct Exclusive {
 std::string nothing() { return pack(DirectoryRequest{}); }
 
 }  // namespace
+
+// By the maker's clock, if that can be: else a leftover would be met as new in a minute's time as well. Nodes' clocks may
+// differ by any amount, though, and what was left by one that is ahead would be young for hours: what stays as it is
+// before our own eyes is given up too.
+bool Metadata::abandoned(const std::string& mark, Nanos since) {
+  if (now() - since > kAbandoned) return true;
+  const base::Time at = clock_.now();
+  const Exclusive lock(sighted_mutex_);
+  if (sighted_.size() > 1000) std::erase_if(sighted_, [&](const auto& each) { return at - each.second > std::chrono::minutes(1); });
+  const auto first = sighted_.try_emplace(mark + std::to_string(since), at).first;
+  return at - first->second > std::chrono::nanoseconds(kAbandoned);
+}
 
 HomeId Metadata::home_from(HomeId home, const std::string& name) const {
   if (!any_shards_.load(std::memory_order_acquire)) return home;
@@ -249,7 +263,7 @@ Task<int> Metadata::settle_split(HomeId home) {
   const auto split = decode_split(record.value);
   if (!split) co_return EIO;
   if (!split->under_way()) co_return 0;
-  if (now() - split->since <= kAbandoned) {
+  if (!abandoned("s" + std::to_string(raw(home)), split->since)) {
     Call changed(client_,
                  Operation::callback(split_key(home), Condition::after_version(record.version), zht::Range::nothing()),
                  zht::Millis(100));

@@ -46,7 +46,9 @@ Result<int> check_file_system(const support::CommonFlags& common, bool repair) {
   };
   const std::set<Finding> standing = both(first, second);
   std::set<Finding> open = standing;
-  for (int round = 0; repair && round < 3 && !Check::mendable(open).empty(); ++round) {
+  for (int round = 0; repair && round < 6 && !Check::mendable(open).empty(); ++round) {
+    // What a node with another clock has left is given up when it has been watched for a while.
+    if (round >= 2) std::this_thread::sleep_for(std::chrono::milliseconds(1200));
     for (const Finding& each : Check::mendable(open)) wait(check.repair(each));
     TRY_LET(again, check.read(census));
     open = std::move(again);

@@ -1,5 +1,8 @@
 #include "fusionfs/core/metadata.h"
 
+#include <atomic>
+#include <thread>
+
 #include "tests/fusionfs/metadata_fixture.h"
 
 namespace fusionfs {
@@ -250,6 +253,62 @@ TEST_F(CrashTest, RenameAcrossDirectories) {
         EXPECT_EQ(rename(t, "b", s, "a"), 0);
         EXPECT_EQ(rmdir(top, "t"), 0);
       });
+}
+
+// A node whose clock is an hour off, either way.
+class SkewedClock final : public base::Clock {
+ public:
+  SkewedClock(const base::Clock& right, std::chrono::hours off) : right_(right), off_(off) {}
+  base::Time now() const override { return right_.now() + off_; }
+  base::WallTime wall() const override { return right_.wall() + off_; }
+
+ private:
+  const base::Clock& right_;
+  const std::chrono::hours off_;
+};
+
+TEST_F(CrashTest, WhatANodeWithAnotherClockHasLeftIsGivenUpAsSoonAsWatched) {
+  std::atomic<bool> ended{false};
+  std::thread time([&] {  // goes on by itself: who waits for another's change does so for a while
+    while (!ended) {
+      store_->advance(std::chrono::milliseconds(200));
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  });
+  for (const int hours : {-1, 1}) {
+    for (int requests = 0, done = 0; done == 0; ++requests) {
+      ASSERT_LT(requests, 50);
+      const std::string tag = std::to_string(hours) + "." + std::to_string(requests);
+      SCOPED_TRACE("hours and requests: " + tag);
+      const InodeId from = dir(kRootInode, "from" + tag), to = dir(kRootInode, "to" + tag);
+      const InodeId moved = dir(from, "d"), removed = dir(from, "r");
+      DyingClient dying(*client_, requests);
+      const SkewedClock clock(store_->clock(), std::chrono::hours(hours));
+      {
+        Metadata crashing(dying, clock, {});
+        wait(crashing.rename(from, "d", to, "d", 0));
+        wait(crashing.remove_directory(from, "r"));
+      }
+      done = dying.died() ? 0 : 1;
+      for (int look = 0; look < 3; ++look) {
+        for (const InodeId each : {from, to}) {
+          for (const char* name : {"d", "r"}) wait(metadata_->lookup(each, name));
+        }
+        later(4);
+      }
+      later(31);  // the tree's rename lock ends by itself
+      EXPECT_EQ(at(from, "d") + at(to, "d"), raw(moved)) << "in one place";
+      // Nothing is in anybody's way any more.
+      EXPECT_EQ(rename(at(from, "d") != 0 ? from : to, "d", kRootInode, "back" + tag), 0);
+      const int gone = rmdir(from, "r");
+      EXPECT_TRUE(gone == 0 || gone == ENOENT) << gone;
+      EXPECT_EQ(at(from, "r"), 0u) << raw(removed);
+      later(60);
+      fsck();
+    }
+  }
+  ended = true;
+  time.join();
 }
 
 TEST_F(CrashTest, RenameOfADirectoryOverAnother) {
