@@ -11,6 +11,7 @@
 #include <charconv>
 #include <cstring>
 #include <fstream>
+#include <tuple>
 
 #include "novoht/base/random.h"
 
@@ -123,9 +124,20 @@ Result<void> ChunkStore::begin_writing() {
   return write_boots(false);
 }
 
+// Syncing takes as long as everything that anybody has written to this disk: nobody is kept out meanwhile. Who comes in the
+// meantime writes a `boots` of his own.
 void ChunkStore::end_writing() {
   if (users_ < 0) return;
-  if (::flock(users_, LOCK_EX | LOCK_NB) == 0 && ::syncfs(users_) == 0) static_cast<void>(write_boots(true));
+  const auto boots = [&] {
+    struct stat status {};
+    const bool there = ::stat((folder_ + "/boots").c_str(), &status) == 0;
+    return there ? std::tuple(status.st_ino, status.st_mtim.tv_sec, status.st_mtim.tv_nsec) : std::tuple(ino_t{0}, time_t{0}, 0L);
+  };
+  const auto before = boots();
+  const bool last = ::flock(users_, LOCK_EX | LOCK_NB) == 0;
+  ::flock(users_, LOCK_UN);
+  if (last && ::syncfs(users_) == 0 && ::flock(users_, LOCK_EX | LOCK_NB) == 0 && boots() == before)
+    static_cast<void>(write_boots(true));
   ::close(users_);
   users_ = -1;
 }

@@ -239,7 +239,10 @@ Result<void> check_mount_point(const MountOptions& options) {
   }
   if (::access("/dev/fuse", F_OK) != 0)
     return fail(Code::unavailable, "there is no /dev/fuse; load the kernel module: modprobe fuse");
-  if (::access("/dev/fuse", R_OK | W_OK) != 0 && ::geteuid() == 0) return fail_errno(errno, "open /dev/fuse");
+  if (::access("/dev/fuse", R_OK | W_OK) != 0) {
+    if (::geteuid() == 0) return fail_errno(errno, "open /dev/fuse");
+    return fail(Code::io, "/dev/fuse: ", std::strerror(errno), "; who may mount needs to read and write it (as root: chmod 666 /dev/fuse)");
+  }
   if (::geteuid() != 0) {
     if (const auto helper = support::find_program("fusermount3"); !helper) {
       return fail(Code::unavailable, "mounting without root needs fusermount3; install the package fuse3");
@@ -290,7 +293,8 @@ struct SignalHandlers {
 
 }  // namespace
 
-Result<bool> serve_mount(zht::Client& client, const MountOptions& options, const std::function<void()>& ready) {
+Result<bool> serve_mount(zht::Client& client, const MountOptions& options, const std::function<void()>& ready,
+                         const std::function<void()>& committed) {
   static const support::Log log("fusionfs.mount");
   rlimit files{};
   if (::getrlimit(RLIMIT_NOFILE, &files) == 0) {
@@ -372,6 +376,7 @@ Result<bool> serve_mount(zht::Client& client, const MountOptions& options, const
     fuse_session_unmount(session);
   }
   const int error = file_system.stop();
+  committed();
   chunks->end_writing();
   if (session != nullptr) {
     fuse_session* last = session;

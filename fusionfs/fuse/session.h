@@ -49,10 +49,12 @@ base::Result<void> parse_options(const std::string& list, MountOptions& options)
 // not_found, invalid (not a directory; not empty), conflict (mounted already), unavailable (no /dev/fuse), io.
 base::Result<void> check_mount_point(const MountOptions& options);
 
-// Mounts, calls `ready`, serves until unmounted or SIGTERM, SIGINT or SIGHUP, commits what is left. The signals must be
+// Mounts, calls `ready`, serves until unmounted or SIGTERM, SIGINT or SIGHUP, commits what is left, calls `committed`, syncs the
+// chunks' disk (which may take as long as others have written there). The signals must be
 // blocked in every thread when this is called. Returns whether a signal ended it. Errors: what mounting met; io:
 // something could not be committed.
-base::Result<bool> serve_mount(zht::Client& client, const MountOptions& options, const std::function<void()>& ready);
+base::Result<bool> serve_mount(zht::Client& client, const MountOptions& options, const std::function<void()>& ready,
+                               const std::function<void()>& committed);
 
 // Unmounts; a busy one only when `lazy`. not_found: nothing of ours is mounted there.
 base::Result<void> unmount(const std::string& directory, bool lazy);

@@ -93,7 +93,7 @@ Result<void> serve(const support::CommonFlags& common, MountOptions options, con
     TRY_LET(others_reach_it, see_to_serving(common, options, node != nullptr));
     serving = std::move(others_reach_it);
   }
-  const auto served = serve_mount(*client, options, ready);
+  const auto served = serve_mount(*client, options, ready, [&] { held.reset(); });
   if (!served) return served.error();
   held.reset();
   if (!node) return {};
