@@ -59,6 +59,8 @@ Result<std::unique_ptr<ChunkFile>> ChunkFile::open(const std::string& path, bool
     if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) return fail_errno(errno, "make folder " + folder);
     fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_CREAT, 0600);
   }
+  // A disk that takes no changes (any more) can be read.
+  if (fd < 0 && errno == EROFS) fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return fail_errno(errno, "open " + path);
   return std::unique_ptr<ChunkFile>(new ChunkFile(path, fd, boots));
 }

@@ -125,6 +125,32 @@ class Program(unittest.TestCase):
         harness.wait_for(lambda: self.box.mounted(point), "a mount")
         self.box.umount(point)
 
+    def test_an_ordinary_user_mounts_through_fusermount3(self):
+        if os.geteuid() != 0:
+            self.skipTest("not root: cannot become another user")
+        for program in ("fusermount3", "setpriv", "unshare"):
+            if shutil.which(program) is None:
+                self.skipTest(f"no program {program}")
+        os.chmod(self.box.folder, 0o711)
+        user = self.box.path("user")
+        os.mkdir(user)
+        os.chown(user, 65534, 65534)
+        self.box.data = os.path.join(user, "data")
+        self.box.environment.update(ZHT_DATA=self.box.data, HOME=user, XDG_DATA_HOME=user)
+        # In a mount namespace of its own, with a device that users may open, as most machines have it.
+        device = self.box.path("fuse")
+        os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(10, 229))
+        os.chmod(device, 0o666)
+        become = "setpriv --reuid=65534 --regid=65534 --clear-groups"
+        if self.box.run("sh", "-c", f"{become} test -x {harness.BIN}/fusionfs", expect=None) and self.box.status != 0:
+            self.skipTest(f"{harness.BIN} cannot be read by users")
+        with open(self.box.path("as-user"), "w", encoding="ascii") as file:
+            file.write("set -ex; cd; mkdir m; fusionfs mount m; echo hello > m/a; test `cat m/a` = hello; test `stat -c %u m/a` = 65534\n"
+                       "exec 3< m/a; ! fusionfs umount m 2> said; grep -q lazy said; exec 3<&-\n"
+                       "fusionfs umount m; ! mountpoint -q m; test -z \"`ls m`\"; zht stop\n")
+        self.box.run("unshare", "-m", "sh", "-c", f"mount --make-rprivate / && mount --bind {device} /dev/fuse && "
+                     f"exec {become} sh {self.box.path('as-user')}")
+
     def test_real_use(self):
         mount = self.box.mount("mnt", "-o", "embed")
         local = self.box.path("local")

@@ -91,6 +91,18 @@ class Faults(unittest.TestCase):
             with open(os.path.join(mount, f"f{number}"), "rb") as file:
                 self.assertEqual(file.read(), b"%d" % (number % 10) * 4000)
         self.assertTrue(os.listdir(mount))
+        # There is room again: the mount and the node go on by themselves.
+        subprocess.run(["mount", "-o", "remount,size=400m", self.box.data], check=True)
+
+        def made_again():
+            try:
+                write(os.path.join(mount, "again"), 4000, b"a", sync=True)
+                return True
+            except OSError:
+                return False
+        harness.wait_for(made_again, "the store to take writes again")
+        with open(os.path.join(mount, "again"), "rb") as file:
+            self.assertEqual(file.read(), b"a" * 4000)
         self.assertEqual(subprocess.run(["fusionfs", "umount", mount], env=self.box.environment, timeout=120,
                                         capture_output=True, check=False).returncode, 0)
 
@@ -218,6 +230,49 @@ while True:
             self.assertEqual(failed.exception.errno, errno.EROFS)
         self.assertEqual(os.path.getsize(os.path.join(mount, "a")), 10_000)
         self.box.umount(mount)
+
+    def test_a_chunk_disk_that_takes_no_changes_is_read(self):
+        chunks = os.path.join(self.box.data, "chunks")
+        os.makedirs(self.box.data, mode=0o700)
+        self.small_disk(chunks, "8m")
+        mount = self.box.mount()
+        write(os.path.join(mount, "large"), 100_000, b"l", sync=True)
+        write(os.path.join(mount, "small"), 100, b"s")
+        self.box.umount(mount)
+        harness.wait_for(lambda: subprocess.run(["mount", "-o", "remount,ro", chunks], capture_output=True, check=False).returncode == 0,
+                         "a disk that nobody has open")
+        mount = self.box.path("mnt")
+        said = self.box.run("fusionfs", "mount", mount, expect=None)[1]
+        self.assertNotEqual(self.box.status, 0)
+        self.assertIn("Read-only file system", said)
+        mount = self.box.mount("mnt", "-o", "ro")
+        for name, size in (("large", 100_000), ("small", 100)):
+            with open(os.path.join(mount, name), "rb") as file:
+                self.assertEqual(file.read(), name[0].encode() * size)
+        with self.assertRaises(OSError) as failed:
+            write(os.path.join(mount, "large"), 1)
+        self.assertEqual(failed.exception.errno, errno.EROFS)
+        self.box.umount(mount)
+
+    def test_names_are_bytes(self):
+        """Whatever is not a slash or a zero byte is a name, and comes back as it was, through every verb too."""
+        mount = self.box.mount().encode()
+        names = [b"\xff\xfe", b"\xc3\x28", b"a\nb", b"\x01\x7f", b"tab\there", b" ", b"-rf", b"\\", b"'\"", b"\xed\xa0\x80", b"%s%n",
+                 "\u00e9".encode(), "e\u0301".encode(), b"\xf0" * 255]
+        for number, name in enumerate(names):
+            write(os.path.join(mount, name), number)
+        self.assertEqual(sorted(os.listdir(mount)), sorted(names))
+        for number, name in enumerate(names):
+            self.assertEqual(os.path.getsize(os.path.join(mount, name)), number)
+            os.rename(os.path.join(mount, name), os.path.join(mount, b"was" + name[:252]))
+            os.symlink(name, os.path.join(mount, name))
+            self.assertEqual(os.readlink(os.path.join(mount, name)), name)
+        os.setxattr(os.path.join(mount, b"was\xff\xfe"), b"user.\xff", b"\0\xff")
+        self.assertEqual(os.listxattr(os.path.join(mount, b"was\xff\xfe")), [os.fsdecode(b"user.\xff")])
+        for verb in (("ls", "/"), ("ls", "/", "--json"), ("du", "/"), ("stat", b"/was\xff\xfe"), ("stat", b"/\xc3\x28", "--json")):
+            self.box.run("fusionfs", *(os.fsdecode(word) for word in verb))
+        self.box.umount(mount.decode())
+        self.assertIn("clean", self.box.out("fusionfs", "fsck"))
 
     def test_two_nodes_two_copies(self):
         """Two mounts with chunk folders of their own, one store: what is written on one is read on the other; kill -9 of
