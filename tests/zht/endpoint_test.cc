@@ -9,19 +9,22 @@
 #include <atomic>
 #include <cerrno>
 #include <fstream>
+#include <future>
 #include <thread>
 
+#include "novoht/base/memory_files.h"
 #include "novoht/base/random.h"
 #include "zht/client/datagram_channel.h"
 #include "zht/net/cookie.h"
 #include "zht/net/frame_server.h"
+#include "zht/server/instance_thread.h"
 
 namespace zht::net {
 namespace {
 
 using namespace std::chrono_literals;
 
-// Answers every request with as many bytes as its partition says.
+// Answers every request with as many bytes as its partition says; the reply waits for what its epoch names.
 class Answers final : public FrameHandler {
  public:
   std::size_t on_frames(ConnectionNumber from, std::span<const wire::Frame> frames, std::string& out) override {
@@ -33,18 +36,21 @@ class Answers final : public FrameHandler {
       wire::end_reply(out, start);
       handled++;
       done++;
+      awaited = std::max(awaited, frame.epoch);
       if (from != kNoConnection && out.size() - had >= kReplyBytesAtOnce) break;
     }
     return done;
   }
+  std::uint64_t awaits() override { return std::exchange(awaited, 0); }
+  std::uint64_t awaited = 0;  // what requests name as their epoch
   std::atomic<std::size_t> handled{0};
 };
 
-std::string request(std::uint64_t number, std::uint32_t answer_size, OpKind kind = OpKind::lookup) {
+std::string request(std::uint64_t number, std::uint32_t answer_size, OpKind kind = OpKind::lookup, std::uint64_t awaited = 0) {
   std::string out;
   Operation operation = Operation::lookup("key");
   operation.kind = kind;
-  wire::encode_request(out, operation, {.request = number, .partition = PartitionId{answer_size}});
+  wire::encode_request(out, operation, {.request = number, .epoch = awaited, .partition = PartitionId{answer_size}});
   return out;
 }
 
@@ -96,6 +102,11 @@ class Wire {
       in_.append(buffer, static_cast<std::size_t>(got));
     }
   }
+  // That lie here and are not taken.
+  std::size_t bytes_now() const {
+    char byte;
+    return static_cast<std::size_t>(std::max<ssize_t>(0, ::recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT)));
+  }
   std::string datagram() const {
     char buffer[65536];
     const ssize_t got = ::recv(fd_, buffer, sizeof buffer, 0);
@@ -146,6 +157,185 @@ class EndpointTest : public testing::Test {
   std::string address_;
   std::thread thread_;
 };
+
+TEST_F(EndpointTest, RepliesThatWaitLeaveInTheirOrderWhenItComes) {
+  start();
+  Wire waits = connection();
+  ASSERT_TRUE(waits.send(request(1, 10, OpKind::lookup, 5)));
+  while (answers_.handled < 1) std::this_thread::yield();
+  ASSERT_TRUE(waits.send(request(2, 300'000, OpKind::lookup, 7)));
+  while (answers_.handled < 2) std::this_thread::yield();
+  ASSERT_TRUE(waits.send(request(3, 10)));  // waits for nothing, but not before the others
+  while (answers_.handled < 3) std::this_thread::yield();
+  expect_served();
+  EXPECT_EQ(waits.bytes_now(), 0u);
+  loop_.post([this] { server_->release(5); });
+  EXPECT_EQ(waits.reply()->request, 1u);
+  expect_served();
+  EXPECT_EQ(waits.bytes_now(), 0u);
+  loop_.post([this] { server_->release(8); });
+  EXPECT_EQ(waits.reply()->request, 2u);
+  EXPECT_EQ(waits.reply()->request, 3u);
+  ASSERT_TRUE(waits.send(request(4, 10, OpKind::lookup, 8)));
+  EXPECT_EQ(waits.reply()->request, 4u) << "that has come";
+  ASSERT_TRUE(waits.send(request(5, 10, OpKind::lookup, 9)));
+  while (answers_.handled < 7) std::this_thread::yield();
+  loop_.post([this] { server_->give_up_waiting(); });
+  EXPECT_FALSE(waits.reply()) << "closed";
+  expect_served();
+}
+
+// Files whose syncs wait at a gate.
+class GatedFiles final : public base::FileSystem {
+ public:
+  Result<std::unique_ptr<base::File>> open(const std::string& path, base::OpenMode mode) override {
+    TRY_LET(file, files_.open(path, mode));
+    return std::unique_ptr<base::File>(std::make_unique<Gated>(*this, std::move(file)));
+  }
+  Result<bool> exists(const std::string& path) override { return files_.exists(path); }
+  Result<void> rename(const std::string& from, const std::string& to) override { return files_.rename(from, to); }
+  Result<void> remove(const std::string& path) override { return files_.remove(path); }
+  Result<std::vector<std::string>> list(const std::string& folder) override { return files_.list(folder); }
+  Result<void> make_folder(const std::string& path) override { return files_.make_folder(path); }
+  Result<void> sync_folder(const std::string& path) override { return files_.sync_folder(path); }
+  Result<std::unique_ptr<base::FileLock>> lock(const std::string& path) override { return files_.lock(path); }
+  bool threads() const override { return false; }
+
+  void close_gate() { passes_ = 0; }
+  void let_pass(int more) {
+    passes_ += more;
+    passes_.notify_all();
+  }
+  std::atomic<int> syncs{0};  // that came to the gate
+  std::atomic<bool> fails{false};
+
+ private:
+  class Gated final : public base::File {
+   public:
+    Gated(GatedFiles& files, std::unique_ptr<base::File> file) : files_(files), file_(std::move(file)) {}
+    Result<std::size_t> read_at(std::uint64_t offset, char* to, std::size_t size) override { return file_->read_at(offset, to, size); }
+    Result<void> write_at(std::uint64_t offset, Bytes data) override { return file_->write_at(offset, data); }
+    Result<void> sync() override {
+      files_.syncs++;
+      for (int left = files_.passes_;; left = files_.passes_) {
+        if (left > 0 && files_.passes_.compare_exchange_strong(left, left - 1)) break;
+        if (left <= 0) files_.passes_.wait(left);
+      }
+      if (files_.fails) return fail(Code::io, "made to fail");
+      return file_->sync();
+    }
+    Result<std::uint64_t> size() override { return file_->size(); }
+    Result<void> truncate(std::uint64_t size) override { return file_->truncate(size); }
+    Result<void> reserve(std::uint64_t size) override { return file_->reserve(size); }
+
+   private:
+    GatedFiles& files_;
+    std::unique_ptr<base::File> file_;
+  };
+  base::MemoryFiles files_;
+  std::atomic<int> passes_{1 << 20};
+};
+
+// An instance that syncs before it answers.
+class SyncingInstanceTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    server::InstanceThread::Options options;
+    options.folder = "store";
+    options.core.durability = core::Durability::always;
+    options.core.segment_size = 1 << 20;
+    options.core.incarnation = 1;
+    options.core.clustered = true;
+    replication::View view;
+    view.epoch = Epoch{1};
+    view.primary = {InstanceId{0}, 1};
+    view.sync = {view.primary};
+    options.core.timing.copies = options.core.timing.sync_copies = 1;
+    options.views = {view};
+    instance_ = std::make_unique<server::InstanceThread>(options, files_, clock_, procedures_, table_, pool_);
+    ASSERT_TRUE(instance_->open());
+    address_ = *instance_->listen_tcp("127.0.0.1:0");
+    instance_->run();
+  }
+  void TearDown() override {
+    files_.let_pass(1 << 20);
+    instance_->stop();
+    pool_.join();
+  }
+  std::string insert(const std::string& key, std::uint64_t client, std::uint64_t sequence) {
+    std::string out;
+    wire::encode_request(out, Operation::insert(key, "new"), {.request = sequence, .client = client, .sequence = sequence, .epoch = 1});
+    return out;
+  }
+  std::string lookup(const std::string& key) {
+    std::string out;
+    wire::encode_request(out, Operation::lookup(key), {.request = 99, .epoch = 1});
+    return out;
+  }
+  // Two connections that change things: from then on syncs are made elsewhere.
+  void crowd() {
+    ASSERT_TRUE(a_->send(insert("a", 1, 1)));
+    ASSERT_TRUE(a_->reply());
+    ASSERT_TRUE(b_->send(insert("b", 2, 1)));
+    ASSERT_TRUE(b_->reply());
+  }
+  server::InstanceReport instance_report() {
+    std::promise<server::InstanceReport> report;
+    instance_->report([&](server::InstanceReport one) { report.set_value(std::move(one)); });
+    return report.get_future().get();
+  }
+
+  GatedFiles files_;
+  base::SystemClock clock_;
+  Procedures procedures_;
+  server::PublishedTable table_;
+  asio::thread_pool pool_{1};
+  std::unique_ptr<server::InstanceThread> instance_;
+  std::string address_;
+  std::unique_ptr<Wire> a_, b_, c_;
+};
+
+TEST_F(SyncingInstanceTest, ReadsAreServedAndWritesGatheredWhileASyncIsUnderWay) {
+  a_ = std::make_unique<Wire>(SOCK_STREAM, address_);
+  b_ = std::make_unique<Wire>(SOCK_STREAM, address_);
+  c_ = std::make_unique<Wire>(SOCK_STREAM, address_);
+  crowd();
+  files_.close_gate();
+  const int before = files_.syncs;
+  ASSERT_TRUE(a_->send(insert("a", 1, 2)));
+  while (files_.syncs == before) std::this_thread::yield();  // it hangs
+  ASSERT_TRUE(b_->send(insert("b", 2, 2)));
+  ASSERT_TRUE(c_->send(lookup("other")));
+  EXPECT_EQ(c_->reply()->status, static_cast<std::uint8_t>(Code::not_found)) << "served meanwhile";
+  while (instance_report().operations.changes < 4) std::this_thread::yield();  // the other change is made meanwhile
+  EXPECT_EQ(files_.syncs, before + 1);
+  ASSERT_TRUE(c_->send(lookup("b")));  // what is not synced yet is shown to nobody
+  while (instance_report().operations.by_kind[static_cast<std::size_t>(OpKind::lookup)] < 2) std::this_thread::yield();
+  EXPECT_EQ(a_->bytes_now() + b_->bytes_now() + c_->bytes_now(), 0u);
+  files_.let_pass(1);
+  EXPECT_EQ(a_->reply()->status, 0);
+  EXPECT_EQ(b_->bytes_now() + c_->bytes_now(), 0u);
+  files_.let_pass(1);
+  EXPECT_EQ(b_->reply()->status, 0);
+  EXPECT_EQ(c_->reply()->value, "new");
+}
+
+TEST_F(SyncingInstanceTest, WhoWaitsForASyncThatFailsIsNotAcknowledged) {
+  a_ = std::make_unique<Wire>(SOCK_STREAM, address_);
+  b_ = std::make_unique<Wire>(SOCK_STREAM, address_);
+  c_ = std::make_unique<Wire>(SOCK_STREAM, address_);
+  crowd();
+  files_.close_gate();
+  const int before = files_.syncs;
+  ASSERT_TRUE(a_->send(insert("a", 1, 2)));
+  while (files_.syncs == before) std::this_thread::yield();
+  ASSERT_TRUE(b_->send(insert("b", 2, 2)));
+  while (instance_report().operations.changes < 4) std::this_thread::yield();
+  files_.fails = true;
+  files_.let_pass(1 << 20);
+  EXPECT_FALSE(a_->reply());
+  EXPECT_FALSE(b_->reply());
+}
 
 TEST_F(EndpointTest, WhatIsNoFrameGetsOneErrorAndIsClosed) {
   start();

@@ -50,7 +50,8 @@ Result<Durability> parse_durability(std::string_view text) {
 }
 
 Instance::Instance(InstanceOptions options, const Procedures& procedures, std::vector<replication::View> views)
-    : options_(std::move(options)), procedures_(procedures), views_(std::move(views)), epochs_(views_.size()) {}
+    : options_(std::move(options)), procedures_(procedures), views_(std::move(views)), epochs_(views_.size()),
+      changed_at_(options_.durability == Durability::always ? 4096 : 1) {}
 
 Instance::~Instance() = default;
 
@@ -135,6 +136,8 @@ void Instance::begin_round(base::Time now, base::WallTime wall) {
   if (!options_.clustered) store_->set_now(wall_);
   transaction_->set_now(wall_);
   changed_in_round_ = marked_ = false;
+  round_++;
+  needed_ = round_needed_ = 0;
   if (!options_.clustered) return;
   replicator_->begin(now);
   if (!taken_up_) take_up();
@@ -148,22 +151,47 @@ std::vector<replication::PeerMessage> Instance::take_peer_messages() {
   return replicator_->take_messages();
 }
 
-Result<void> Instance::end_round() {
+// By hash only: that two keys share a place makes a reply wait that need not.
+void Instance::note_change(std::span<const Change> changes) {
+  if (options_.durability != Durability::always) return;
+  for (const Change& change : changes) changed_at_[base::hash64(change.key) % changed_at_.size()] = round_;
+  changed_until_ = needed_ = round_;
+}
+
+Result<std::unique_ptr<novoht::SyncJob>> Instance::begin_sync() {
+  statistics_.syncs++;
+  syncing_until_ = changed_until_;
+  auto job = store_->begin_sync();
+  if (!job) note_failure(job.error());
+  return job;
+}
+
+void Instance::finish_sync(const Result<void>& outcome) {
+  note_failure(outcome);
+  store_->finish_sync(outcome);
+  if (outcome) synced_ = std::max(synced_, syncing_until_);
+}
+
+Result<void> Instance::end_round(Sync sync) {
   statistics_.rounds++;
   if (!marked_ && options_.clustered) mark_ = replicator_->mark();
   marked_ = true;
   if (options_.clustered) changed_in_round_ = store_->dirty();
   Result<void> written;
   if (changed_in_round_) {
-    if (options_.durability == Durability::always) {
+    // A quiet round that rests on nothing new leaves what earlier ones changed to the sync that is under way.
+    const bool shown_now = sync == Sync::now && (!is_quiet() || !options_.clustered || std::max(needed_, round_needed_) > synced_);
+    if (options_.durability == Durability::always && shown_now) {
       statistics_.syncs++;
       written = store_->sync();
+      if (written) synced_ = changed_until_;
     } else {
       written = store_->flush();
     }
     note_failure(written);
   }
-  if (options_.clustered && written) replicator_->durable(mark_, now_);
+  // What is left for later is durable with the next round's mark.
+  if (options_.clustered && written && sync == Sync::now) replicator_->durable(mark_, now_);
   return written;
 }
 
@@ -269,6 +297,7 @@ void Instance::release(const replication::Released& released) {
 }
 
 void Instance::reads_key(Bytes key) {
+  if (changed_until_ > synced_) needed_ = std::max(needed_, changed_at_[base::hash64(key) % changed_at_.size()]);
   if (replica_ != nullptr) hold_.need = replica_->need_of(base::hash64(key));
 }
 
@@ -552,6 +581,7 @@ void Instance::do_callback(ConnectionId from, const Frame& frame, const Operatio
 }
 
 void Instance::do_scan(const Frame& frame, const OperationView& operation, std::string& out) {
+  rests_on_all();
   // Keys may be long: a page ends when it has enough bytes, too.
   constexpr std::size_t enough = std::size_t{4} << 20, step = 128;
   const std::size_t limit = operation.limit == 0 ? 1000 : std::min<std::uint64_t>(operation.limit, 10'000);
@@ -721,6 +751,7 @@ bool Instance::admit(const Frame& frame, std::string& out) {
       // deposed must not be repeated.
       if (seen.recorded->refused && seen.recorded->version != frame.epoch) break;
       statistics_.retries_answered++;
+      rests_on_all();
       if (!seen.recorded->refused) {
         hold_.need = seen.recorded->version;
         hold_.reads = false;
@@ -752,6 +783,7 @@ Result<Version> Instance::apply(PartitionId partition, std::span<const Change> c
   TRY_LET(version, store_->apply(table_of(partition), changes, note_, epochs_[number_of(partition)]));
   statistics_.changes++;
   changed_in_round_ = true;
+  note_change(changes);
   note.recorded.version = version;
   results_->record(partition, std::move(note));
   return version;
@@ -774,6 +806,7 @@ void Instance::do_insert(const Frame& frame, const OperationView& operation, std
     if (version) {
       statistics_.changes++;
       changed_in_round_ = true;
+      note_change({&change, 1});
       results_->record_insert(partition, frame.client(), frame.sequence(), frame.floor(), now_ms_, operation.value.size(), *version);
     }
   }
@@ -825,6 +858,7 @@ void Instance::do_change(const Frame& frame, const OperationView& operation, std
     transaction_->begin(table_of(partition), hash_tag(wire::next_operation(rest)->key));
   }
   if (!first_key.empty() && operation.kind != OpKind::update) reads_key(first_key);
+  else rests_on_all();
   Outcome outcome = evaluate(operation);
   if (outcome.code != Code::ok || transaction_->changes().empty()) {
     set_version(outcome, 0);
@@ -948,6 +982,7 @@ void Instance::remove_expired(PartitionId partition, replication::Replica* repli
                                           : store_->apply(table_of(partition), changes, {}, epochs_[number_of(partition)]);
   if (!removed) return;
   changed_in_round_ = true;
+  if (replica == nullptr) note_change(changes);
   if (!watchers_.empty()) notify(partition, changes, replica, *removed);
 }
 

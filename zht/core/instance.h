@@ -26,6 +26,7 @@
 // the wish to be counted out (go on with rounds until it was taken); the process should end then.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <deque>
@@ -102,7 +103,21 @@ class Instance {
   // Timeouts of watchers, expiry, forgotten sessions, housekeeping of the store. Call inside a round, every kTick.
   void on_tick();
   // io: the store only reads from now on; no reply of this round's buffers may be sent.
-  Result<void> end_round();
+  Result<void> end_round() { return end_round(Sync::now); }
+
+  // --- durability always, the sync left for later ---
+  // A round that is_quiet(), or was before on_tick(), may end with its write alone: end_round(Sync::later). begin_sync() then, run the job anywhere,
+  // finish_sync() here; rounds go on meanwhile, and their changes wait for the next sync. What is not synced yet may not be
+  // shown: take_needed() says, of what was executed since it was last asked, the round whose changes the replies rest on (this
+  // one's or an earlier one's), and they may leave when synced() has come to that. 0: at the end of the round.
+  enum class Sync { now, later };
+  Result<void> end_round(Sync sync);
+  std::uint64_t take_needed() {
+    round_needed_ = std::max(round_needed_, needed_);
+    return std::exchange(needed_, 0);
+  }
+  std::uint64_t changed_until() const { return changed_until_; }  // the last round that changed something
+  std::uint64_t synced() const { return synced_; }                // rounds
 
   // --- replication; all inside a round but the two that say otherwise ---
   void on_peer(const replication::PeerMessage& message);
@@ -114,8 +129,9 @@ class Instance {
   // Before end_round(): what may leave before the disk has it; nothing may be taken by the round afterwards. After
   // finish_round(): the rest.
   std::vector<replication::PeerMessage> take_peer_messages();
-  // Before end_round(): what was done in this round concerns no other instance. Then neither take_peer_messages() nor
-  // finish_round() is needed, nor has it wishes or news.
+  // Before end_round(): what was done in this round concerns no other instance. Then take_peer_messages() is not needed, and
+  // finish_round() only where is_due(); nor has it wishes or news.
+  bool is_due() const { return options_.clustered && replicator_->is_beacon_due(); }
   bool is_quiet() const { return !options_.clustered || (replicator_->is_idle() && news_.empty()); }
   // After end_round(), well or not. `now`: read after everything of the round was done.
   void finish_round(base::Time now);
@@ -132,10 +148,10 @@ class Instance {
 
   std::vector<Send> take_sends() { return std::exchange(sends_, {}); }
 
-  // Durability interval: begin on this thread, run anywhere, finish on this thread.
+  // One at a time: begin on this thread, run anywhere, finish on this thread.
   bool dirty() const { return store_->dirty(); }
-  Result<std::unique_ptr<novoht::SyncJob>> begin_sync() { return store_->begin_sync(); }
-  void finish_sync(const Result<void>& outcome) { note_failure(outcome); store_->finish_sync(outcome); }
+  Result<std::unique_ptr<novoht::SyncJob>> begin_sync();  // io: there is nothing to finish then
+  void finish_sync(const Result<void>& outcome);
   Result<void> sync();
 
   const InstanceStatistics& statistics() const { return statistics_; }
@@ -245,6 +261,11 @@ class Instance {
   base::WallTime wall_{};
   std::uint64_t now_ms_ = 0;
   bool changed_in_round_ = false;
+  // Durability always. Rounds are numbered from 1; by the key's hash, modulo: the last round that changed such a key.
+  void note_change(std::span<const novoht::Change> changes);
+  void rests_on_all() { needed_ = std::max(needed_, changed_until_); }
+  std::uint64_t round_ = 0, needed_ = 0, round_needed_ = 0, changed_until_ = 0, synced_ = 0, syncing_until_ = 0;
+  std::vector<std::uint64_t> changed_at_;
   std::string failure_;
   std::string note_;  // scratch
   wire::OperationView plain_;  // scratch, of requests without extra fields: most of it is never touched

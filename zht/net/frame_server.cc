@@ -52,7 +52,13 @@ struct FrameServer::Connection final : Ready {
   std::string pending;        // the start of a frame whose rest has not arrived
   std::string out;            // replies of the round at hand, and of earlier ones the socket did not take
   std::size_t sent = 0;       // of `out`
-  std::size_t released = 0;   // of `out`: may be sent; the rest belongs to the round at hand
+  std::size_t released = 0;   // of `out`: may be sent; the rest belongs to the round at hand, or waits for more
+  struct Held {
+    std::uint64_t awaited = 0;
+    std::size_t end = 0;      // of `out`: up to here
+  };
+  std::vector<Held> held;     // oldest first
+  std::uint64_t awaited = 0;  // by replies of the round at hand
   std::uint32_t interest = EPOLLIN;
   std::size_t fresh = 0;      // bytes received since close_stalled() last looked; a whole frame counts as enough
   bool taken = false;         // some of `out` since then
@@ -342,6 +348,7 @@ bool FrameServer::consume(Connection& connection, std::string_view bytes, std::s
     }
     if (count == 0) break;
     const std::size_t handled = handler_.on_frames(connection.number, std::span(frames).first(count), connection.out);
+    connection.awaited = std::max(connection.awaited, handler_.awaits());
     for (std::size_t i = 0; i < handled; i++) used += frames[i].size;
     if (handled == count) continue;
     count = kFramesAtOnce;  // there is more
@@ -399,11 +406,42 @@ void FrameServer::close_round() {
       close(*connection);
       continue;
     }
-    connection->released = connection->out.size();
-    flush(*connection);
+    end_replies(*connection);
   }
   sending_.clear();
   if (datagrams_) datagrams_->close_round(kept);
+}
+
+// What lies in `out` may leave now, or waits.
+void FrameServer::end_replies(Connection& connection) {
+  const std::uint64_t awaited = std::exchange(connection.awaited, 0);
+  if (awaited <= reached_ && connection.held.empty()) {
+    connection.released = connection.out.size();
+    return flush(connection);
+  }
+  if (connection.held.empty()) waiting_.push_back(connection.number);
+  else if (awaited <= connection.held.back().awaited) return void(connection.held.back().end = connection.out.size());
+  connection.held.push_back({awaited, connection.out.size()});
+}
+
+void FrameServer::release(std::uint64_t reached) {
+  if (reached <= reached_) return;
+  reached_ = reached;
+  for (const ConnectionNumber number : std::exchange(waiting_, {})) {
+    const auto found = connections_.find(number);
+    if (found == connections_.end()) continue;
+    Connection& connection = *found->second;
+    auto first = connection.held.begin();
+    for (; first != connection.held.end() && first->awaited <= reached; ++first) connection.released = first->end;
+    connection.held.erase(connection.held.begin(), first);
+    if (!connection.held.empty()) waiting_.push_back(number);
+    flush(connection);
+  }
+}
+
+void FrameServer::give_up_waiting() {
+  for (const ConnectionNumber number : std::exchange(waiting_, {}))
+    if (const auto found = connections_.find(number); found != connections_.end()) close(*found->second);
 }
 
 void FrameServer::run_round(const std::function<void()>& work) {
@@ -423,8 +461,7 @@ void FrameServer::send(ConnectionNumber to, std::string frame) {
   if (in_round_) return;
   connection.touched = false;
   std::erase(touched_, &connection);
-  connection.released = connection.out.size();
-  flush(connection);
+  end_replies(connection);
 }
 
 // With a guard: what is released goes through it, no more of it than the socket takes soon.
@@ -472,6 +509,7 @@ void FrameServer::flush(Connection& connection) {
   } else if (connection.sent > kReadSize) {
     connection.out.erase(0, connection.sent);
     connection.released -= connection.sent;
+    for (Connection::Held& one : connection.held) one.end -= connection.sent;
     connection.sent = 0;
   }
   if (connection.paused && reads(connection)) go_on(connection);

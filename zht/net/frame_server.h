@@ -38,6 +38,9 @@ class FrameHandler {
   // to `out`. Returns how many were handled: all, or as many as it took to append kReplyBytesAtOnce; the others come again.
   // Frames of kNoConnection are handled all.
   virtual std::size_t on_frames(ConnectionNumber from, std::span<const wire::Frame> frames, std::string& out) = 0;
+  // Asked after on_frames(): what the replies it has just appended have to wait for, beyond the end of the round; they leave
+  // when FrameServer::release() has come to that. 0: nothing. Not for datagrams.
+  virtual std::uint64_t awaits() { return 0; }
   virtual void on_closed(ConnectionNumber) {}
   // Nothing of the round is sent before it returns. false: nothing of the round is sent at all, and the connections
   // that had replies in it are closed, so that their clients ask again.
@@ -79,6 +82,10 @@ class FrameServer {
 
   // A frame outside any request, or a late reply. Dropped when the connection is gone. Inside a round it leaves with it.
   void send(ConnectionNumber to, std::string frame);
+  // What FrameHandler::awaits() asked for up to `reached` has come: replies leave, in the order of their connection.
+  void release(std::uint64_t reached);
+  // It will never come: connections that wait are closed, so that their clients ask again.
+  void give_up_waiting();
   // Runs a round of its own (a timer's work) and sends what comes of it.
   void run_round(const std::function<void()>& work);
   std::size_t connection_count() const { return connections_.size(); }
@@ -104,6 +111,7 @@ class FrameServer {
   void stop_listening();
   void open_round();
   void close_round();
+  void end_replies(Connection& connection);
   void flush(Connection& connection);
   void flush_guarded(Connection& connection);
   void set_interest(Connection& connection);
@@ -123,6 +131,8 @@ class FrameServer {
   std::vector<Connection*> touched_;  // have replies of this round
   std::vector<Connection*> sending_;  // scratch of close_round()
   bool in_round_ = false;
+  std::uint64_t reached_ = 0;              // by release()
+  std::vector<ConnectionNumber> waiting_;  // have replies that wait for more
   std::string buffer_;  // shared by all connections: what arrives complete never leaves it
   std::function<void()> drained_;  // while draining
   std::size_t partial_bytes_ = 0;  // of all connections' `pending`

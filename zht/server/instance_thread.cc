@@ -5,12 +5,15 @@
 #include <algorithm>
 #include <asio/post.hpp>
 
+#include "zht/client/session.h"
 #include "zht/core/replication/peer_frame.h"
 #include "zht/support/log.h"
 
 namespace zht::server {
 
 namespace {
+constexpr int kCrowded = 16;
+
 const support::Log& logger() {
   static const support::Log log("zht.instance");
   return log;
@@ -48,7 +51,7 @@ base::Result<void> InstanceThread::listen_udp(const std::string& address) { retu
 void InstanceThread::run() {
   wall_ahead_ = clock_.wall().time_since_epoch() - clock_.now().time_since_epoch();
   loop_.busy_poll(options_.busy_poll);
-  loop_.every(core::Instance::kTick, [this] { endpoint_->run_round([this] { core_->on_tick(); }); });
+  loop_.every(core::Instance::kTick, [this] { endpoint_->run_round([this] { tick(); }); });
   if (options_.core.durability == core::Durability::interval) loop_.every(options_.sync_interval, [this] { sync_in_background(); });
   thread_ = std::thread([this] {
     const std::string name = "instance-" + std::to_string(static_cast<std::uint32_t>(options_.core.id));
@@ -104,6 +107,11 @@ std::size_t InstanceThread::on_frames(net::ConnectionNumber from, std::span<cons
     const auto before = static_cast<std::size_t>(control - frames.begin());
     if (before > 0) {
       const std::size_t done = core_->on_frames(core::ConnectionId{from}, frames.first(before), out, most);
+      if (const std::uint64_t needed = core_->take_needed(); needed > core_->synced()) {
+        awaited_ = std::max(awaited_, needed);
+        if (from == net::kNoConnection) datagram_waits_ = true;
+        else if (std::exchange(last_from_, from) != from) crowded_ = kCrowded;
+      }
       frames = frames.subspan(done);
       if (done < before) break;
     }
@@ -129,9 +137,10 @@ void InstanceThread::on_closed(net::ConnectionNumber connection) {
 }
 
 bool InstanceThread::end_round() {
+  const bool later = may_sync_later();
   LocalRequest* const local = local_.take();  // what threads of this process want goes into the same write
   execute(local);
-  const bool kept = close_core_round();
+  const bool kept = close_core_round(later && local == nullptr ? core::Instance::Sync::later : core::Instance::Sync::now);
   for (LocalRequest* one = local; one != nullptr; one = LocalQueue::next(*one)) one->kept = kept;
   LocalQueue::done(local);
   in_round_ = false;
@@ -143,11 +152,27 @@ void InstanceThread::execute(LocalRequest* requests) {
   for (LocalRequest* one = requests; one != nullptr; one = LocalQueue::next(*one)) one->execute(*core_);
 }
 
+// Group commit that overlaps: while a sync is under way on another thread the loop goes on, serves reads, and gathers changes
+// for the next one; the replies of what is not synced yet wait in the endpoint. For one connection that waits for each answer
+// there is nothing to gather, and waking a thread costs as much as the sync: then it is done here, as it is where other
+// instances, callers of this process or datagrams are concerned.
+bool InstanceThread::may_sync_later() {
+  const bool quiet = std::exchange(quiet_before_tick_, std::nullopt).value_or(core_->is_quiet());
+  if (options_.core.durability != core::Durability::always || std::exchange(datagram_waits_, false)) return false;
+  if (crowded_ > 0) crowded_--;
+  return (syncing_ || crowded_ > 0) && quiet;
+}
+
+void InstanceThread::tick() {
+  quiet_before_tick_ = core_->is_quiet();
+  core_->on_tick();
+}
+
 // Ends the core's round and hands on what it sends by itself.
-bool InstanceThread::close_core_round() {
-  const bool was_well = core_->failure().empty(), quiet = core_->is_quiet();
+bool InstanceThread::close_core_round(core::Instance::Sync sync) {
+  const bool was_well = core_->failure().empty(), quiet = core_->is_quiet() && !core_->is_due();
   if (!quiet) send_to_peers();  // they work while the own disk does
-  const auto written = core_->end_round();
+  const auto written = core_->end_round(sync);
   if (!quiet || !written) {
     core_->finish_round(clock_.now());
     send_to_peers();
@@ -156,12 +181,61 @@ bool InstanceThread::close_core_round() {
   }
   if (!written) {
     if (was_well) logger().error("the store failed and only reads from now on", {{"error", written.error()}});
+    unsynced_.clear();
+    if (in_round_) endpoint_->give_up_waiting();
+    else loop_.post([this] { if (endpoint_) endpoint_->give_up_waiting(); });
     return false;
   }
   if (!quiet) core_->finish_round(clock_.now());
   // Of short local rounds one in eight is timed, and stands for the others since.
-  if (in_round_ || ++local_rounds_ % 8 == 0) note_times();
-  for (core::Send& send : core_->take_sends()) {
+  const bool waits = core_->changed_until() > core_->synced() && options_.core.durability == core::Durability::always;
+  if (waits && unsynced_since_ == base::Time{}) unsynced_since_ = core_->round_began();
+  if (in_round_ || ++local_rounds_ % 8 == 0) note_times(core_->round_began(), !waits);
+  std::vector<core::Send> sends = core_->take_sends();
+  if (waits) {
+    if (!sends.empty()) unsynced_.push_back({core_->changed_until(), std::move(sends)});
+  } else {
+    take_synced();
+    send_out(std::move(sends));
+  }
+  if (in_round_ && sync == core::Instance::Sync::later) sync_in_background();
+  return true;
+}
+
+// All that was changed is synced, or what was so far: that may leave now.
+void InstanceThread::take_synced() {
+  for (; !unsynced_.empty() && unsynced_.front().round <= core_->synced(); unsynced_.pop_front())
+    send_out(std::move(unsynced_.front().sends));
+  if (core_->changed_until() <= core_->synced()) unsynced_since_ = {};
+  if (std::exchange(told_synced_, core_->synced()) == core_->synced()) return;
+  if (in_round_) return endpoint_->release(told_synced_);
+  loop_.post([this, synced = told_synced_] {  // a caller's thread
+    if (endpoint_) endpoint_->release(synced);
+  });
+}
+
+// By another thread; on the loop's.
+void InstanceThread::on_synced(const base::Result<void>& outcome) {
+  syncing_ = false;
+  if (!core_) return;
+  const bool within = std::exchange(in_round_, true);
+  if (!within) local_.lock();
+  core_->finish_sync(outcome);
+  if (outcome) {
+    if (unsynced_since_ != base::Time{}) note_times(unsynced_since_);
+    if (options_.core.durability == core::Durability::always) sync_in_background();  // what came meanwhile
+    take_synced();
+  } else {
+    logger().error("sync failed, the store only reads from now on", {{"error", outcome.error()}});
+    unsynced_.clear();
+    if (endpoint_) endpoint_->give_up_waiting();
+  }
+  in_round_ = within;
+  if (!within) local_.unlock();
+}
+
+void InstanceThread::send_out(std::vector<core::Send> sends) {
+  for (core::Send& send : sends) {
     const auto to = static_cast<net::ConnectionNumber>(send.to);
     if (to >= kFirstLocal) {
       if (const auto sink = sinks_.find(to); sink != sinks_.end()) sink->second(std::move(send.frame));
@@ -173,7 +247,6 @@ bool InstanceThread::close_core_round() {
       });
     }
   }
-  return true;
 }
 
 InstanceNews InstanceThread::gather_news() { return {core_->take_wishes(), core_->take_news()}; }
@@ -235,14 +308,17 @@ void InstanceThread::with_instance(const std::function<void(core::Instance&)>& l
   if (core_) look(*core_);
 }
 
-// One look at the clock a round, however many operations were in it.
-void InstanceThread::note_times() {
+// One look at the clock a round, however many operations were in it. Changes that wait for a sync are noted after it.
+void InstanceThread::note_times(base::Time since, bool changes_too) {
   const auto& by_kind = core_->statistics().by_kind;
   if (by_kind == noted_) return;
-  const auto nanos = static_cast<std::uint64_t>(std::max<std::int64_t>(0, (clock_.now() - core_->round_began()).count()));
-  for (std::size_t kind = 0; kind < by_kind.size(); kind++)
-    if (const std::uint64_t more = by_kind[kind] - noted_[kind]; more > 0) latencies_[kind].add(nanos, more);
-  noted_ = by_kind;
+  const auto nanos = static_cast<std::uint64_t>(std::max<std::int64_t>(0, (clock_.now() - since).count()));
+  for (std::size_t kind = 0; kind < by_kind.size(); kind++) {
+    const std::uint64_t more = by_kind[kind] - noted_[kind];
+    if (more == 0 || (!changes_too && client::is_recorded(static_cast<OpKind>(kind)))) continue;
+    latencies_[kind].add(nanos, more);
+    noted_[kind] = by_kind[kind];
+  }
 }
 
 // One round for callers of this process, on the thread of whoever holds the core.
@@ -271,18 +347,12 @@ void InstanceThread::sync_in_background() {
   if (syncing_) return;
   auto begun = with_core([this]() -> base::Result<std::unique_ptr<novoht::SyncJob>> {
     if (!core_->dirty() || !core_->failure().empty()) return std::unique_ptr<novoht::SyncJob>();
-    auto job = core_->begin_sync();
-    if (!job) core_->finish_sync(job.error());
-    return job;
+    return core_->begin_sync();
   });
   if (!begun || *begun == nullptr) return;
   syncing_ = true;
   asio::post(sync_pool_, [this, job = std::shared_ptr<novoht::SyncJob>(std::move(*begun))] {
-    loop_.post([this, outcome = job->run()] {
-      syncing_ = false;
-      if (!outcome) logger().error("sync failed, the store only reads from now on", {{"error", outcome.error()}});
-      with_core([&] { core_->finish_sync(outcome); });
-    });
+    loop_.post([this, outcome = job->run()] { on_synced(outcome); });
   });
 }
 

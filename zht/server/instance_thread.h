@@ -3,6 +3,7 @@
 
 #include <asio/thread_pool.hpp>
 #include <array>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -111,17 +112,23 @@ class InstanceThread final : private net::FrameHandler {
   void begin_round() override;
   std::size_t on_frames(net::ConnectionNumber from, std::span<const wire::Frame> frames, std::string& out) override;
   void on_control(const wire::Frame& frame, std::string& out) const;
+  std::uint64_t awaits() override { return std::exchange(awaited_, 0); }
   void on_closed(net::ConnectionNumber connection) override;
   bool end_round() override;
   void sync_in_background();
   void local_round(LocalRequest* requests);
   void execute(LocalRequest* requests);
-  bool close_core_round();
+  bool close_core_round(core::Instance::Sync sync = core::Instance::Sync::now);
+  bool may_sync_later();
+  void tick();
+  void send_out(std::vector<core::Send> sends);
+  void take_synced();
+  void on_synced(const base::Result<void>& outcome);
   void on_peer(const wire::Frame& frame);
   void take(const ClusterNews& news);
   void send_to_peers();
   InstanceNews gather_news();
-  void note_times();
+  void note_times(base::Time since, bool changes_too = true);
   base::WallTime wall_at(base::Time now) const { return base::WallTime(now.time_since_epoch() + wall_ahead_); }
   // Runs `work` as the core's holder; the loop's thread only, inside a round or not.
   template <class Work>
@@ -145,6 +152,19 @@ class InstanceThread final : private net::FrameHandler {
   std::array<std::uint64_t, 10> noted_{};  // operations in latencies_
   base::Duration wall_ahead_{};  // of the other clock, as of the loop's last round: one look at a clock less for every local round
   std::uint32_t local_rounds_ = 0;
+  // Durability always (close_core_round()). What the core sends by itself waits with the replies.
+  struct Unsynced {
+    std::uint64_t round = 0;
+    std::vector<core::Send> sends;
+  };
+  std::deque<Unsynced> unsynced_;
+  std::uint64_t awaited_ = 0;
+  std::uint64_t told_synced_ = 0;     // to the endpoint
+  base::Time unsynced_since_{};       // when the first round began that waits; epoch: none does
+  net::ConnectionNumber last_from_ = net::kNoConnection;
+  int crowded_ = 0;               // rounds, until which a sync is thought to be worth another thread
+  bool datagram_waits_ = false;   // in the round at hand
+  std::optional<bool> quiet_before_tick_;  // the same
   bool syncing_ = false;
   bool in_round_ = false;  // of the loop's thread, which then holds local_
   LocalQueue local_{[this](LocalRequest* requests) { local_round(requests); }};  // whoever holds it owns core_ and sinks_

@@ -75,12 +75,12 @@ class Replicator final : public ReplicaHost {
   void fail();
   bool failed() const { return failed_; }
 
-  // Nothing is under way, nothing to say, and no beacon due: a round in which only partitions that are alone were used ends
-  // without durable() and finish().
+  // Nothing is under way and nothing to say: a round in which only partitions that are alone were used ends without durable(),
+  // and without finish() unless a beacon is due.
   bool is_idle() const {
-    return active_.empty() && messages_.empty() && released_.empty() && wishes_.empty() && news_.empty() && !beacon_wanted_ &&
-           now_ < next_beacon_;
+    return active_.empty() && messages_.empty() && released_.empty() && wishes_.empty() && news_.empty() && !beacon_wanted_;
   }
+  bool is_beacon_due() const { return now_ >= next_beacon_; }
   std::vector<PeerMessage> take_messages();
   std::vector<Released> take_released() { return std::exchange(released_, {}); }
   std::vector<Wish> take_wishes() { return std::exchange(wishes_, {}); }
