@@ -490,7 +490,19 @@ void Table::split(std::uint64_t of) {
   }
   Leaf* const halves[2] = {make_leaf(kLeafBuckets, old->depth + 1), make_leaf(kLeafBuckets, old->depth + 1)};
   const std::uint32_t shift = 63 - old->depth;
+  // The keys of those that are not at home are hashed again, and their memory is fetched some buckets before.
+  constexpr std::size_t kBefore = 6;
+  const auto fetch = [&](const Bucket& bucket) {
+    for (std::size_t s = 0; s < kSlots; s++) {
+      if (bucket.tags[s] == 0 || (bucket.slots[s] & kDisplaced) == 0) continue;
+      const char* const entry = reinterpret_cast<const char*>(entry_of(bucket.slots[s]));
+      __builtin_prefetch(entry);
+      __builtin_prefetch(entry + 64);
+    }
+  };
+  for (std::size_t b = 0; b < kBefore; b++) fetch(old->buckets[b]);
   for (std::size_t b = 0; b < kLeafBuckets; b++) {
+    if (b + kBefore < kLeafBuckets) fetch(old->buckets[b + kBefore]);
     const Bucket& bucket = old->buckets[b];
     for (std::size_t s = 0; s < kSlots; s++) {
       if (bucket.tags[s] == 0) continue;
