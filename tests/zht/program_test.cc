@@ -26,6 +26,8 @@ class ProgramTest : public testing::Test {
       return {};
     });
     program_.verb("put set", "Two words.", {"prog put set", "prog put set"}).action([] { return 42; });
+    program_.verb("set one", "Of two words, the first.", {"prog set one", "prog set one"}).action([] { return 1; });
+    program_.verb("set two", "The second.", {"prog set two", "prog set two"}).action([] { return 2; });
     auto& run = program_.verb("run", "Runs a command.", {"prog run ls -l", "prog run -- ls"});
     run.takes_command().action([this, &run] { command_ = run.options().remaining(); });
   }
@@ -63,6 +65,9 @@ TEST_F(ProgramTest, HelpOpensWithTheExamples) {
   EXPECT_EQ(run({"--help"}).out.substr(0, 26), "Examples:\n  prog put a b\n ");
   EXPECT_EQ(run({"put", "--help"}).out.substr(0, 24), "Examples:\n  prog put a b");
   EXPECT_EQ(run({"help", "put"}).out, run({"put", "--help"}).out);
+  const std::string of_set = run({"set", "--help"}).out;
+  EXPECT_NE(of_set.find("set one"), std::string::npos);
+  EXPECT_EQ(of_set.find("run"), std::string::npos) << "other verbs are not of it";
   EXPECT_NE(run({"--version"}).out.find("prog 0."), std::string::npos);
 }
 
@@ -77,6 +82,8 @@ TEST_F(ProgramTest, BadUsageIsOneLineAndExitTwo) {
   expect({"--nope"}, "prog: unknown option '--nope'; try 'prog --help'");
   expect({"pt"}, "prog: unknown verb 'pt', did you mean 'put'?; try 'prog --help'");
   expect({"frobnicate"}, "prog: unknown verb 'frobnicate'; try 'prog --help'");
+  expect({"set"}, "prog: 'set' alone is no verb; it goes on with one or two; try 'prog set --help'");
+  expect({"set", "up"}, "prog: 'set up' is no verb; it goes on with one or two; try 'prog set --help'");
   expect({"put", "a"}, "prog: value is missing; try 'prog put --help'");
   expect({"put", "a", "b", "c"}, "prog: unexpected argument 'c'; try 'prog put --help'");
   expect({"put", "a", "b", "--tll", "1s"},

@@ -138,13 +138,26 @@ Verb& Program::verb(std::string name, std::string summary, std::vector<std::stri
   return *verbs_.back();
 }
 
-std::string Program::help() const {
-  std::string text =
-      show_examples(examples_) + name_ + ": " + summary_ + "\n\nUsage: " + name_ + " VERB [OPTIONS] ...\n\nVerbs:\n";
+// "it goes on with up, down or status"; empty: no verb of two words begins so.
+std::string Program::words_after(const std::string& first) const {
+  std::vector<std::string> words;
+  for (const auto& verb : verbs_)
+    if (verb->name_.starts_with(first + " ")) words.push_back(verb->name_.substr(first.size() + 1));
+  std::string text;
+  for (std::size_t i = 0; i < words.size(); i++) text += (i == 0 ? "it goes on with " : i + 1 < words.size() ? ", " : " or ") + words[i];
+  return text;
+}
+
+std::string Program::help(const std::string& beginning) const {
+  std::string text;
+  if (beginning.empty())
+    text = show_examples(examples_) + name_ + ": " + summary_ + "\n\nUsage: " + name_ + " VERB [OPTIONS] ...\n\nVerbs:\n";
+  else
+    text = "Usage: " + name_ + " " + beginning + "VERB [OPTIONS] ...\n\nVerbs:\n";
   std::size_t width = 0;
   for (const auto& verb : verbs_) width = std::max(width, verb->name_.size());
   for (const auto& verb : verbs_)
-    text += "  " + verb->name_ + std::string(width - verb->name_.size() + 2, ' ') + verb->summary_ + "\n";
+    if (verb->name_.starts_with(beginning)) text += "  " + verb->name_ + std::string(width - verb->name_.size() + 2, ' ') + verb->summary_ + "\n";
   return text + "\nEvery verb takes --cluster, --data, --timeout, --json, --quiet, -v and --help.\n";
 }
 
@@ -217,6 +230,16 @@ int Program::dispatch(std::vector<std::string> arguments) {
     if (typed != verb->name_) continue;
     found = verb.get();
     words = count;
+  }
+  if (const auto rest = words_after(arguments[at]); !found && !rest.empty()) {
+    const bool asks = at + 1 < arguments.size() && (arguments[at + 1] == "--help" || arguments[at + 1] == "-h");
+    if (asks) {
+      std::cout << help(arguments[at] + " ");
+      return 0;
+    }
+    return usage_error(at + 1 < arguments.size() ? "'" + arguments[at] + " " + arguments[at + 1] + "' is no verb; " + rest
+                                                 : "'" + arguments[at] + "' alone is no verb; " + rest,
+                       name_ + " " + arguments[at]);
   }
   if (!found) {
     const std::string near = nearest(arguments[at]);

@@ -85,7 +85,8 @@ class Program {
   int dispatch(std::vector<std::string> arguments);
   int run_verb(Verb& verb, std::vector<std::string> arguments);
   int usage_error(const std::string& what, const std::string& help_of);
-  std::string help() const;
+  std::string help(const std::string& beginning = {}) const;  // of verbs that begin so
+  std::string words_after(const std::string& first) const;
   std::string nearest(const std::string& typed) const;
 
   std::string name_, summary_;
