@@ -205,6 +205,36 @@ def grow(arguments):
         timeline(arguments, "grow", seen, marks, f"cluster: from 1 node to {last} under load, {keys} keys of 1 kB")
 
 
+def migrate(arguments):
+    """One partition at a time, with its data, to a node that has no copy of it, and on."""
+    keys, count = (2_000, 2) if arguments.tiny else (20_000, 8) if arguments.quick else (200_000, 24)
+    with tempfile.TemporaryDirectory(prefix="zht-bench-", ignore_cleanup_errors=True) as folder, Nodes(
+            arguments, folder, 3, settings="replicas = 2\n") as nodes:
+        nodes.found()
+        filled = Load(arguments, "--cluster", nodes.all(), "--fill", str(keys))
+        filled.process.communicate(timeout=600)
+        if filled.process.returncode != 0:
+            raise RuntimeError("cluster_load --fill failed")
+        instances = [one["id"] for one in json.loads(nodes.zht("members", "--data", nodes.data(0), "--json").stdout)["instances"]]
+        load = Load(arguments, "--cluster", nodes.all(), "--lanes", str(4 * LANES), "--every-ms", "8")  # some on every partition
+        time.sleep(1)
+        windows = []
+        for partition in range(0, 128, 128 // count):
+            for to in instances:  # of its three homes one is new
+                began = time.monotonic()
+                done = nodes.zht("migrate", str(partition), "--to", str(to), "--data", nodes.data(0))
+                if done.returncode != 0:
+                    raise RuntimeError(f"migrate: {done.stderr}")
+                windows.append((began, time.monotonic()))
+        time.sleep(0.5)
+        seen = load.end()
+        pauses = sorted(gap_ms(seen, since, until + 0.05) for since, until in windows)
+        row("migration of one partition", "pause_ms", pauses[-1])
+        row("migration of one partition", "pause_p50_ms", pauses[len(pauses) // 2])
+        row("migration of one partition", "seconds", sum(until - since for since, until in windows) / len(windows))
+        row("migration of one partition", "failed", seen["failed"])
+
+
 def restart(arguments):
     keys = 5_000 if arguments.tiny else 300_000 if arguments.quick else 5_000_000
     with tempfile.TemporaryDirectory(prefix="zht-bench-", ignore_cleanup_errors=True) as folder, Nodes(arguments, folder, 1) as nodes:
@@ -272,7 +302,7 @@ def main():
     if arguments.system == "redis":
         redis_copies(arguments)
         return 0
-    parts = {"kill": lambda: failover(arguments, "kill -9"), "stop": lambda: failover(arguments, "SIGSTOP"), "grow": lambda: grow(arguments),
+    parts = {"kill": lambda: failover(arguments, "kill -9"), "stop": lambda: failover(arguments, "SIGSTOP"), "migrate": lambda: migrate(arguments), "grow": lambda: grow(arguments),
              "restart": lambda: restart(arguments), "copies": lambda: copies(arguments)}
     for name, part in parts.items():
         if not arguments.only or name in arguments.only.split(","):

@@ -8,6 +8,7 @@
 
 ZHT_KEEP_LOGS=FOLDER keeps the nodes' whole logs there.
 """
+import json
 import os
 import shutil
 import signal
@@ -30,14 +31,43 @@ class Node:
         self.address = f"{self.place.address}:{PORT}"
         self.data = cluster.path(f"node-{number}")
         self.process, self.stopped, self.starts = None, False, 0
+        self.below = None  # what lies under a disk that can fail
         os.makedirs(self.data, mode=0o700)
 
     def on_small_disk(self, size):
         """Its data folder becomes a file system of its own, of `size` (as mount's size= takes it)."""
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "none", self.data], check=True)
 
+    def on_fragile_disk(self):
+        """Its data folder becomes an ext4 in a file with holes, which break_disk() leaves no room to fill. False: no such thing here."""
+        below = self.cluster.path(f"below-{self.number}")
+        os.makedirs(below)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=160m", "none", below], check=True)
+        self.below = below
+        image = os.path.join(below, "image")
+        with open(image, "wb") as file:
+            file.truncate(512 << 20)
+        for command in (["mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", image], ["mount", "-o", "loop", image, self.data]):
+            done = subprocess.run(command, capture_output=True, text=True, check=False) if shutil.which(command[0]) else None
+            if done is None or done.returncode != 0:
+                print(f"no disk that can fail: {command[0]}: {done.stderr.strip() if done else 'not there'}", flush=True)
+                return False
+        os.chmod(self.data, 0o700)
+        return True
+
+    def break_disk(self):
+        """What is written from now on is not kept, and a sync says so."""
+        self._fill(os.path.join(self.below, "filler"))
+
+    def mend_disk(self):
+        os.unlink(os.path.join(self.below, "filler"))
+
     def fill_disk(self):
-        with open(os.path.join(self.data, "filler"), "wb", buffering=0) as file:
+        self._fill(os.path.join(self.data, "filler"))
+
+    @staticmethod
+    def _fill(path):
+        with open(path, "wb", buffering=0) as file:
             try:
                 while True:
                     file.write(bytes(65536))
@@ -62,6 +92,20 @@ class Node:
         done = subprocess.run([os.path.join(harness.BIN, "zht"), "status", "--data", self.data, "--timeout", "2s"],
                               env=self.cluster.environment, stdin=subprocess.DEVNULL, capture_output=True, check=False)
         return done.returncode == 0
+
+    def told(self):
+        """`zht status --json` of this node; None when it does not answer."""
+        done = subprocess.run([os.path.join(harness.BIN, "zht"), "status", "--json", "--data", self.data, "--timeout", "2s"],
+                              env=self.cluster.environment, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        return json.loads(done.stdout) if done.returncode == 0 else None
+
+    def says_full(self):
+        """Whether this node tells of itself that it takes no new copies; None when it does not answer."""
+        told = self.told()
+        if told is None:
+            return None
+        cluster = told["cluster"]
+        return next(one["full"] for one in cluster["nodes"] if one["node"] == cluster["node"])
 
     def table(self):
         """{"instances": {id: address}, "views": [{"epoch", "primary", "sync", "learners"}]} as this node has it; None when it does not answer."""

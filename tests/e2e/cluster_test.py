@@ -200,14 +200,24 @@ class ClusterTest(unittest.TestCase):
                 at = found[0] + 1
             return True
         before = len(story(cluster.nodes))
-        victim.kill()
+        victim.kill()  # and before it is started again, all that follows from that is seen
         self.assertEqual(Pipe(self.box).ask(op="insert", key="k", value="v", timeout_ms=SLOW * 1000)["status"], "ok")
         wait_for(lambda: tells(story(cluster.nodes)[before:], f"zht.witness node={number} .*has ended; the cluster knows"), "the witness", SLOW)
         died = (r"warn zht\.manager node=1 incarnation=1 a node's process has ended, says its witness",
                 rf"info zht\.view .*\d+\.\d+ leads after {re.escape(old)}1, ", r"warn zht\.safety .*partitions lack copies")
         wait_for(lambda: tells(story(cluster.nodes[1:])[before // 3:], *died), "the story of its end", SLOW)
+        # What an operator sees: the two others have everything, and the third copy is missing.
+        expected = (r"(?s)DATA IS NOT SAFE: 2 of 3 keepers live; 64 partitions have fewer copies than wanted\n.*"
+                    rf"\n +1 +{re.escape(victim.address)} +[^\n]* silent, keeper\n")
+        wait_for(lambda: re.search(expected, self.box.out("zht", "status")), "status to say that copies are missing", SLOW)
         victim.start()
         cluster.wait_until_safe()
+        self.assertIn("data is safe: 3 of 3 keepers live", self.box.out("zht", "status"))
+
+        def calm(node):
+            ones = self.box.json("zht", "status", "--json", "--cluster", node.address)["instances"]
+            return all(one["leases"] == one["partitions"] and one["behind"] == one["sending"] == one["receiving"] == 0 for one in ones)
+        wait_for(lambda: all(map(calm, cluster.nodes)), "a lease for everything, and nobody behind", SLOW)
         back = (*died, rf"info zht\.view .*{re.escape(old)}2 learns",
                 r"info zht\.safety .*data are safe")
         wait_for(lambda: tells(story(cluster.nodes[1:]), *back), "the story of its return", SLOW)

@@ -4,6 +4,7 @@ and sent away, while the clients go on. What must hold: the history is lineariza
 the cluster serves again soon after a fault as long as a majority of keepers and a synchronous copy of each partition are well,
 also while the fault lasts."""
 import json
+import os
 import random
 import subprocess
 import threading
@@ -16,7 +17,8 @@ from harness import go_program, rounds, value_of, wait_for
 from history_test import FOREVER, linearizable, porcupine
 from network import Network
 
-KEYS, CLIENTS, SEED = 6, 3, 90125
+KEYS, CLIENTS = 6, 3
+SEED = int(os.environ.get("ZHT_SEED", "90125"))  # which faults, in which order, at which nodes
 LEASE = 0.2          # seconds, as the nodes have it
 BACK = 30            # seconds within which service is back: a loaded machine; the bench measures the real time
 PROBES = 24          # keys that are written to see whether every partition serves
@@ -185,14 +187,39 @@ class Play:
     def full(self):
         node = self.cluster.nodes[self.cluster.count - 1]
         node.fill_disk()
-        for n in range(60):  # more than the segments at hand have room for
-            self.probe.ask(op="insert", key=f"large-{n}", value="x" * 100_000, timeout_ms=5000)
+        wait_for(lambda: node.says_full() or not node.up(), f"{node.name} to say that it has no room")
+        self.write_much()
         self.serves(f"the disk of {node.name} is full")
         node.empty_disk()
         self.serves(f"the disk of {node.name} has room again")
         if not node.up():  # it may have chosen to end
             node.start()
             wait_for(node.serves, f"{node.name} again")
+        wait_for(lambda: node.says_full() is False, f"{node.name} to say that it has room again")
+
+    def failing_disk(self):
+        """Its syncs fail: what it says it has written may be gone. It stays up, says so, and others take over what it had."""
+        node = self.cluster.nodes[3]
+        if node.below is None:
+            return
+        node.break_disk()
+        wait_for(lambda: self.write_much() and any("failure" in one for one in (node.told() or {"instances": []})["instances"]),
+                 f"{node.name} to say that its store failed")
+        self.serves(f"the disk of {node.name} fails")
+        self.cluster.settle(without=[node])
+        self.test.assertTrue(node.up(), "it stays up")
+        self.test.assertTrue(node.says_full(), "it takes no copies")
+        node.kill()
+        node.mend_disk()
+        node.start()
+        wait_for(node.serves, f"{node.name} again")
+        self.serves(f"{node.name} restarted on a mended disk")
+
+    def write_much(self):
+        """More than the segments at hand have room for."""
+        for n in range(60):
+            self.probe.ask(op="insert", key=f"large-{n}", value="x" * 100_000, timeout_ms=5000)
+        return True
 
     def storm(self):
         for _ in range(2):
@@ -294,12 +321,14 @@ class Faults(unittest.TestCase):
         self.assertNotIn(token + "-", subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout)
 
     def test_faults_one_after_another(self):
-        faults = ["kill", "pause", "cut_off", "one_way", "deaf", "muddle", "client_cut", "full", "storm", "join_and_leave"]
+        faults = ["kill", "pause", "cut_off", "one_way", "deaf", "muddle", "client_cut", "full", "failing_disk", "storm", "join_and_leave"]
         if rounds(0, 1):
             faults = [fault for n in range(6) for fault in
-                      random.Random(SEED + n).sample(faults + ["split", "rolling", "kill", "pause", "one_way"], 13)]
+                      random.Random(SEED + n).sample(faults + ["split", "rolling", "kill", "pause", "one_way"], 14)]
         with Cluster(nodes=5, spare=1) as cluster:
             cluster.nodes[4].on_small_disk("96m")
+            if not cluster.nodes[3].on_fragile_disk():
+                cluster.nodes[3].below = None
             cluster.up()
             Play(self, cluster).play(faults)
 

@@ -81,7 +81,7 @@ void InstanceThread::report(std::function<void(InstanceReport)> deliver) {
   loop_.post([this, deliver = std::move(deliver)] {
     deliver(with_core([this] {
       return InstanceReport{core_->statistics(), core_->store_statistics(), core_->partition_count(),
-                            endpoint_->connection_count(), core_->watcher_count(), core_->failure(), latencies_};
+                            endpoint_->connection_count(), core_->watcher_count(), core_->failure(), core_->replicator().figures(), latencies_};
     }));
   });
 }
@@ -173,6 +173,7 @@ bool InstanceThread::close_core_round(core::Instance::Sync sync) {
   const bool was_well = core_->failure().empty(), quiet = core_->is_quiet() && !core_->is_due();
   if (!quiet) send_to_peers();  // they work while the own disk does
   const auto written = core_->end_round(sync);
+  if (!core_->failure().empty()) failed_ = true;
   if (!quiet || !written) {
     core_->finish_round(clock_.now());
     send_to_peers();

@@ -3,6 +3,7 @@
 
 #include <asio/thread_pool.hpp>
 #include <array>
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <map>
@@ -28,6 +29,7 @@ struct InstanceReport {
   novoht::Statistics store;
   std::size_t partitions = 0, connections = 0, watchers = 0;
   std::string failure;
+  replication::Figures replication;
   std::vector<support::CoarseHistogram> latencies;  // nanoseconds, by OpKind
 };
 
@@ -96,6 +98,7 @@ class InstanceThread final : private net::FrameHandler {
   void stop();  // lets the round at hand finish, syncs (unless durability none), ends the thread; any thread
   // Asks for a report, which `deliver` gets on the instance's thread.
   void report(std::function<void(InstanceReport)> deliver);
+  bool failed() const { return failed_; }  // its store; any thread
   // Syncs what was acknowledged so far; `deliver` hears on the instance's thread.
   void sync(std::function<void(base::Result<void>)> deliver);
 
@@ -166,6 +169,7 @@ class InstanceThread final : private net::FrameHandler {
   bool datagram_waits_ = false;   // in the round at hand
   std::optional<bool> quiet_before_tick_;  // the same
   bool syncing_ = false;
+  std::atomic<bool> failed_{false};
   bool in_round_ = false;  // of the loop's thread, which then holds local_
   LocalQueue local_{[this](LocalRequest* requests) { local_round(requests); }};  // whoever holds it owns core_ and sinks_
   std::unordered_map<net::ConnectionNumber, std::function<void(std::string)>> sinks_;

@@ -109,6 +109,12 @@ std::string metrics_text(const wire::Status& status) {
   gauge("zht_connections", "connections of native clients", [](const I& i) { return i.connections(); });
   gauge("zht_watchers", "callbacks that wait", [](const I& i) { return i.watchers(); });
   gauge("zht_read_only", "1: the store failed and only reads", [](const I& i) { return i.failure().empty() ? 0 : 1; });
+  gauge("zht_leases", "partitions it leads whose reads are answered at once", [](const I& i) { return i.leases(); });
+  gauge("zht_behind", "changes that the synchronous copy furthest behind lacks", [](const I& i) { return i.behind(); });
+  gauge("zht_learners_behind", "changes that the learner furthest behind lacks", [](const I& i) { return i.learners_behind(); });
+  gauge("zht_waiting", "answers that wait for other copies", [](const I& i) { return i.waiting(); });
+  gauge("zht_sending", "copies that are being sent whole", [](const I& i) { return i.sending(); });
+  gauge("zht_receiving", "copies that are being received whole", [](const I& i) { return i.receiving(); });
   counter("zht_requests_total", "requests since start, also those that were refused",
           [](const I& i) { return i.operations(); });
   counter("zht_changes_total", "log records written for requests", [](const I& i) { return i.changes(); });
@@ -122,6 +128,24 @@ std::string metrics_text(const wire::Status& status) {
   counter("zht_maintenance_failures_total", "failures of checkpoints and compaction",
           [](const I& i) { return i.maintenance_failures(); });
   add_latencies(text, status);
+  const wire::ClusterStatus& cluster = status.cluster();
+  text.one("zht_table_version", "counter", "of the membership table: grows with every view", static_cast<double>(cluster.table_version()));
+  text.family("zht_partitions_in_state", "gauge", "of all partitions of the cluster, those that are not as they should be, as this node knows it");
+  for (const auto& [state, count] : {std::pair("unavailable", cluster.unavailable()), std::pair("leaderless", cluster.leaderless()),
+                                     std::pair("at_risk", cluster.at_risk()), std::pair("short_of_copies", cluster.short_of_copies()),
+                                     std::pair("moving", cluster.moving()), std::pair("unknown", cluster.unknown())})
+    text.line("zht_partitions_in_state", "state=" + quoted(state), static_cast<double>(count));
+  const auto per_node = [&](const char* name, const char* help, auto value) {
+    text.family(name, "gauge", help);
+    for (const wire::ClusterNode& node : cluster.nodes())
+      text.line(name, "node=\"" + std::to_string(node.node()) + "\"", static_cast<double>(value(node)));
+  };
+  using N = wire::ClusterNode;
+  per_node("zht_node_lives", "1: heard of within two seconds", [](const N& n) { return n.lives() ? 1 : 0; });
+  per_node("zht_node_full", "1: takes no new copies", [](const N& n) { return n.full() ? 1 : 0; });
+  per_node("zht_node_leads", "partitions it leads", [](const N& n) { return n.leads(); });
+  per_node("zht_node_copies", "synchronous copies it has", [](const N& n) { return n.copies(); });
+  per_node("zht_node_learns", "copies it has that are not synchronous", [](const N& n) { return n.learns(); });
   text.one("zht_resp_connections", "gauge", "connections of Redis clients",
            static_cast<double>(status.resp_connections()));
   text.one("zht_resp_commands_total", "counter", "commands of Redis clients",

@@ -52,6 +52,7 @@ struct Node::Parts final : net::FrameHandler {
   std::string saved_managers;                                     // as in others.json
   std::vector<replication::Candidate> candidates;                 // as the instances were told
   std::string safety;  // as it was last logged
+  std::string no_room;  // why this node takes no new copies; empty: it does
   std::map<InstanceId, std::string> addresses;
   std::map<InstanceId, replication::Site> sites;
   struct Joining {
@@ -111,6 +112,7 @@ struct Node::Parts final : net::FrameHandler {
   void look_around(base::Time now);
   void inform_witness(bool in_order);
   void tell_safety();
+  void look_for_room();
   void send(const replication::ManagerMessage& message);
   void tell_all(ClusterNews news);
   void answer_joining(base::Time now);

@@ -1,5 +1,7 @@
 #include "zht/server/node_parts.h"
 
+#include <sys/statvfs.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -25,6 +27,21 @@ const support::Log& view_logger() {
 const support::Log& safety_logger() {
   static const support::Log log("zht.safety");
   return log;
+}
+
+// Where the instances of founders most likely listen: on the ports after their manager's. Until they say so themselves: a primary that
+// waited for that would have dropped members it has never reached.
+std::map<InstanceId, std::string> founders_instances(const Founding& founding) {
+  std::map<InstanceId, std::string> where;
+  for (std::size_t n = 0; n < founding.nodes.size(); n++) {
+    const auto manager = net::parse_address(founding.nodes[n].address);
+    if (!manager) continue;
+    const auto& [host, port] = *manager;
+    const std::string name = host.find(':') == std::string::npos ? host : "[" + host + "]";
+    for (std::uint32_t i = 0; i < founding.nodes[n].instances && port + 1 + i <= 65'535; i++)
+      where[InstanceId{first_instance(n + 1) + i}] = name + ":" + std::to_string(port + 1 + i);
+  }
+  return where;
 }
 
 }  // namespace
@@ -115,7 +132,7 @@ void Node::Parts::begin_ticks() {
 // Who is there, and where.
 void Node::Parts::look_around(base::Time now) {
   next_look = now + std::chrono::milliseconds(200);
-  std::map<InstanceId, std::string> where;
+  std::map<InstanceId, std::string> where = founders_instances(identity.founding);
   for (const auto& [info, lives] : cluster->nodes(now)) {
     wire::NodeAbout about;
     if (!about.ParseFromString(info->about)) continue;
@@ -132,8 +149,28 @@ void Node::Parts::look_around(base::Time now) {
   if (news.candidates || news.sites || news.addresses) tell_all(std::move(news));
   remember_others();
   inform_witness(false);
+  look_for_room();
   tell_safety();
   look_whether_empty();
+}
+
+// A node whose disk is nearly full, or whose store failed, is no place for more copies: it says so to all, and they choose others.
+void Node::Parts::look_for_room() {
+  if (settings.in_memory || stopping) return;
+  std::string why;
+  for (const auto& instance : instances)
+    if (instance->failed()) why = "the store of an instance failed";
+  struct statvfs disk {};
+  if (why.empty() && ::statvfs(settings.data.c_str(), &disk) == 0) {
+    // Room for a few segments of the log; twice that before it is said to be there again.
+    const std::uint64_t free = std::uint64_t{disk.f_bavail} * disk.f_frsize, few = 4 * settings.segment_size;
+    if (free < (no_room.empty() ? few : 2 * few)) why = "the disk is nearly full";
+  }
+  if (why == no_room) return;
+  no_room = why;
+  cluster->set_room(why.empty());
+  if (why.empty()) logger().info("has room for copies again", {{"data", settings.data}});
+  else logger().warn("takes no new copies", {{"data", settings.data}, {"because", why}});
 }
 
 // Whether data are safe, said when that changes: beginning and end of a failover's story.

@@ -97,6 +97,12 @@ void Node::Parts::gather(std::function<void(const wire::Status&)> deliver) {
         one.set_held(report.operations.held);
         one.set_let_go(report.operations.let_go);
         one.set_failure(report.failure);
+        one.set_leases(report.replication.leases);
+        one.set_behind(report.replication.behind);
+        one.set_learners_behind(report.replication.learners_behind);
+        one.set_waiting(report.replication.waiting);
+        one.set_sending(report.replication.sending);
+        one.set_receiving(report.replication.receiving);
         one.set_changes(report.operations.changes);
         one.set_retries_answered(report.operations.retries_answered);
         one.set_log_bytes(report.store.log_bytes);
@@ -132,6 +138,7 @@ void Node::Parts::tell_cluster(wire::ClusterStatus& to) {
     one->set_instances(static_cast<std::uint32_t>(info->instances.size()));
     one->set_lives(lives);
     one->set_leaving(info->leaving);
+    one->set_full(!info->room);
     one->set_incarnation(info->heartbeat >> 32);
     there++;
     const bool keeps = cluster->keeps(number);

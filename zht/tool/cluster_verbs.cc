@@ -23,6 +23,7 @@ bool is_safe(const wire::ClusterStatus& cluster) {
 std::string state_of(const wire::ClusterNode& node) {
   std::string state = node.lives() ? "lives" : "silent";
   if (node.leaving()) state += ", leaving";
+  if (node.full()) state += ", no room";
   if (node.keeper()) state += ", keeper";
   return state;
 }
@@ -92,6 +93,7 @@ json cluster_json(const wire::ClusterStatus& cluster) {
                      {"instances", one.instances()},
                      {"lives", one.lives()},
                      {"leaving", one.leaving()},
+                     {"full", one.full()},
                      {"keeper", one.keeper()},
                      {"incarnation", one.incarnation()},
                      {"leads", one.leads()},

@@ -13,6 +13,7 @@
 #include "zht/support/service.h"
 #include "zht/tool/cluster_verbs.h"
 #include "zht/tool/manager.h"
+#include "zht/tool/top_view.h"
 #include "zht/tool/verbs.h"
 
 namespace zht::tool {
@@ -43,7 +44,13 @@ json status_json(const wire::Status& status) {
                   {"watchers", one.watchers()},
                   {"rounds", one.rounds()},
                   {"syncs", one.syncs()},
-                  {"redirects", one.redirects()}};
+                  {"redirects", one.redirects()},
+                  {"leases", one.leases()},
+                  {"behind", one.behind()},
+                  {"learners_behind", one.learners_behind()},
+                  {"waiting", one.waiting()},
+                  {"sending", one.sending()},
+                  {"receiving", one.receiving()}};
     if (!one.failure().empty()) instance["failure"] = one.failure();
     instances.push_back(std::move(instance));
   }
@@ -95,6 +102,10 @@ void print_status(const wire::Status& status) {
                std::to_string(one.connections()), std::to_string(one.watchers()),
                one.failure().empty() ? "serving" : "read-only: " + one.failure()});
   table.print();
+  if (status.cluster().nodes_size() > 1) {
+    std::cout << "\n";
+    copies_table(status).print();
+  }
   if (status.services_size() == 0) return;
   std::cout << "\n";
   support::Table services({"SERVICE", "PID"});

@@ -140,6 +140,14 @@ std::vector<std::string> TopView::lines(std::size_t width) const {
                      std::to_string(row.instance->watchers()),
                      row.instance->failure().empty() ? "serving" : "read-only"});
   for (auto& line : lines_of(by_instance)) out.push_back(std::move(line));
+  if (now.cluster().nodes_size() > 1) {
+    const wire::ClusterStatus& cluster = now.cluster();
+    out.emplace_back();
+    for (auto& line : lines_of(copies_table(now))) out.push_back(std::move(line));
+    out.push_back("table " + std::to_string(cluster.table_version()) + "   moving " + std::to_string(cluster.moving()) + "   short of copies " +
+                  std::to_string(cluster.short_of_copies()) + "   at risk " + std::to_string(cluster.at_risk()) + "   without a copy " +
+                  std::to_string(cluster.unavailable()));
+  }
   out.emplace_back();
   support::Table by_operation({"OPERATION", "OPS/S", "P50 US", "P99 US", "P99.9 US", "SINCE START"});
   for (const Row& row : operations)
@@ -156,6 +164,15 @@ std::vector<std::string> TopView::lines(std::size_t width) const {
   for (std::string& line : out)
     if (line.size() > width) line.resize(width);
   return out;
+}
+
+support::Table copies_table(const wire::Status& status) {
+  support::Table table({"INSTANCE", "LEADS", "WITH LEASE", "BEHIND", "LEARNERS BEHIND", "WAITING", "SENDING", "RECEIVING"});
+  for (const wire::InstanceStatus& one : status.instances())
+    table.row({std::to_string(one.id()), std::to_string(one.partitions()), std::to_string(one.leases()),
+               support::human_count(one.behind()), support::human_count(one.learners_behind()), support::human_count(one.waiting()),
+               std::to_string(one.sending()), std::to_string(one.receiving())});
+  return table;
 }
 
 nlohmann::json TopView::json() const {
@@ -180,6 +197,11 @@ nlohmann::json TopView::json() const {
     one["disk_bytes"] = row.instance->disk_bytes();
     one["connections"] = row.instance->connections();
     one["watchers"] = row.instance->watchers();
+    one["leases"] = row.instance->leases();
+    one["behind"] = row.instance->behind();
+    one["learners_behind"] = row.instance->learners_behind();
+    one["sending"] = row.instance->sending();
+    one["receiving"] = row.instance->receiving();
     if (!row.instance->failure().empty()) one["failure"] = row.instance->failure();
     value["instances"].push_back(std::move(one));
   }

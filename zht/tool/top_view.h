@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "zht/support/output.h"
 #include "zht/wire/zht.pb.h"
 
 namespace zht::tool {
@@ -33,5 +34,8 @@ struct TopView {
   Times all;
   std::vector<Row> instances, operations;
 };
+
+// How the copies of what each instance leads keep up with it.
+support::Table copies_table(const wire::Status& status);
 
 }  // namespace zht::tool

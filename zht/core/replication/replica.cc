@@ -286,16 +286,20 @@ base::Time Replica::granted() const {
   return all ? oldest : base::Time{};
 }
 
+bool Replica::leased(base::Time granted) const {
+  return broken(Defect::no_lease) || granted == base::Time::max() ||
+         (granted != base::Time{} && host_.now() < granted + host_.timing().lease);
+}
+
 void Replica::release() {
   if (held_.empty()) return;
   const base::Time stamp = granted();
-  const bool leased = broken(Defect::no_lease) || stamp == base::Time::max() ||
-                      (stamp != base::Time{} && host_.now() < stamp + host_.timing().lease);
+  const bool has_lease = leased(stamp);
   const bool silent = wish_.kind == Kind::transfer && wish_sent_ && !broken(Defect::serve_in_transfer);
   std::deque<Held> later;
   for (Held& held : held_) {
     const bool committed = held.need <= commit_;
-    if (committed && (!held.reads || (!silent && (leased || stamp > held.after)))) {
+    if (committed && (!held.reads || (!silent && (has_lease || stamp > held.after)))) {
       host_.release(partition_, held, true);
       continue;
     }
@@ -391,6 +395,7 @@ Version Replica::first_of_epoch(Version sequence) const {
 }
 
 void Replica::send() {
+  piece_waits_ = false;
   if (role() != Role::primary) return acknowledge();
   for (Member peer : peers_) send_to(peer, followers_.at(peer));
 }
@@ -439,6 +444,10 @@ void Replica::begin_snapshot(Member, Follower& follower) {
 void Replica::send_piece(Member peer, Follower& follower) {
   const base::Time now = host_.now();
   if (!follower.piece_due && now - follower.sent < host_.timing().retry) return;
+  if (!host_.may_send_piece()) {
+    piece_waits_ = true;
+    return;
+  }
   auto piece = follower.snapshot->read(follower.piece);
   if (!piece) return follower.snapshot.reset();
   follower.piece_due = false;
@@ -649,6 +658,20 @@ void Replica::recover_together() {
     longest = longest && rank(other.standing.end, other.member.instance) < rank(end_, self.instance);
   }
   if (mine && longest) propose(change);
+}
+
+void Replica::add_to(Figures& figures) const {
+  figures.receiving += import_.has_value();
+  if (role() != Role::primary) return;
+  figures.leases += is_alone() || leased(granted());
+  figures.waiting += held_.size();
+  if (is_alone()) return;  // nobody follows, and what the store has may be past `end_`
+  for (const auto& [peer, follower] : followers_) {
+    const Version lacks = end_.sequence - std::min(end_.sequence, follower.match);
+    std::uint64_t& most = in_sync(view_, peer) ? figures.behind : figures.learners_behind;
+    most = std::max(most, lacks);
+    figures.sending += follower.snapshot != nullptr;
+  }
 }
 
 std::string Replica::story() const {

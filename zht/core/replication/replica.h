@@ -67,6 +67,14 @@ struct Held {
   base::Time after{};  // reads, set by hold(): a beacon later than this, answered by all, is a confirmation
 };
 
+// For reports: of the partitions that one instance leads, or that it has a copy of.
+struct Figures {
+  std::uint64_t leases = 0;                       // it leads, and may answer reads at once
+  std::uint64_t behind = 0, learners_behind = 0;  // entries that the sync member, the learner, furthest behind lacks
+  std::uint64_t waiting = 0;                      // what is held
+  std::uint64_t sending = 0, receiving = 0;       // snapshots under way
+};
+
 // What a replica needs from its instance.
 class ReplicaHost {
  public:
@@ -80,6 +88,7 @@ class ReplicaHost {
   virtual PeerMessage& message_to(InstanceId peer) = 0;  // of this round
   virtual base::Time last_beacon() const = 0;            // the last stamp given out
   virtual void want_beacon() = 0;                        // one at the end of this round
+  virtual bool may_send_piece() = 0;                     // of a snapshot, in this round; else in a later one
   virtual void propose(PartitionId partition, const Change& change) = 0;
   virtual std::span<const Candidate> candidates() const = 0;
   virtual Site site_of(InstanceId instance) const = 0;  // of one nobody has told of: a node of its own
@@ -113,6 +122,7 @@ class Replica {
   // replica takes up where the store is when the next view comes.
   bool is_alone() const;
   bool rests() const;  // alone, and wants nothing but perhaps other members
+  void add_to(Figures& figures) const;
   std::string story() const;  // all that matters of its state, in a line, for people
 
   // --- as the primary ---
@@ -145,7 +155,7 @@ class Replica {
   // Puts entries, probes and acknowledgements into the round's messages.
   void send();
   // Whether something is under way that a later round will have to look at.
-  bool waits() const { return !marks_.empty() || !held_.empty(); }
+  bool waits() const { return !marks_.empty() || !held_.empty() || piece_waits_; }
   // What the store holds of it can go: this instance has no part in a view that is as safe as it has to be.
   bool is_spare() const;
   void forget();  // the host has thrown it away (a stranger's only); its log is taken up anew
@@ -202,6 +212,7 @@ class Replica {
   bool all_of_mine(Test test) const;
   // The oldest of the newest beacons that those who must have answered, have. The epoch of the clock: one has not.
   base::Time granted() const;
+  bool leased(base::Time granted) const;
   void let_go();
 
   void acknowledge();
@@ -250,6 +261,7 @@ class Replica {
   base::Time wished_at_{};
   std::optional<Goal> goal_;
   std::uint64_t next_snapshot_ = 1;
+  bool piece_waits_ = false;  // for its turn
   std::map<InstanceId, base::Time> shunned_;
 
   // As a follower.

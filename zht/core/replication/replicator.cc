@@ -56,6 +56,12 @@ void Replicator::set_goal(PartitionId partition, Goal goal) {
     replica->set_goal(std::move(goal));
 }
 
+Figures Replicator::figures() const {
+  Figures figures;
+  for (PartitionId partition : partitions_) replicas_[static_cast<std::uint32_t>(partition)].replica->add_to(figures);
+  return figures;
+}
+
 PeerMessage& Replicator::message_to(InstanceId peer) {
   PeerMessage& message = messages_[peer];
   message.from = self_;
@@ -111,6 +117,7 @@ void Replicator::tick() {
 
 std::uint64_t Replicator::mark() {
   serial_++;
+  piece_sent_ = false;
   for (PartitionId partition : active_) {
     Replica& replica = get(partition);
     replica.mark(serial_);

@@ -61,6 +61,7 @@ class Replicator final : public ReplicaHost {
   // A view this instance has or may soon have a part in. Others are not its concern.
   void adopt(PartitionId partition, const View& view);
   void set_goal(PartitionId partition, Goal goal);
+  Figures figures() const;
 
   void begin(base::Time now) { now_ = std::max(now_, now); }
   void on_message(const PeerMessage& message);
@@ -96,6 +97,8 @@ class Replicator final : public ReplicaHost {
   PeerMessage& message_to(InstanceId peer) override;
   base::Time last_beacon() const override { return last_beacon_; }
   void want_beacon() override { beacon_wanted_ = true; }
+  // Requests wait while pieces are read here and written there: dozens of snapshots at once go on in turn, a piece a round.
+  bool may_send_piece() override { return !std::exchange(piece_sent_, true); }
   void propose(PartitionId partition, const Change& change) override { wishes_.push_back({partition, change}); }
   std::span<const Candidate> candidates() const override { return candidates_; }
   Site site_of(InstanceId instance) const override;
@@ -133,7 +136,7 @@ class Replicator final : public ReplicaHost {
   std::map<InstanceId, Site> sites_;
   base::Time now_{}, last_beacon_{}, next_beacon_{}, next_farewell_{};
   std::uint64_t serial_ = 0;
-  bool beacon_wanted_ = false, failed_ = false;
+  bool beacon_wanted_ = false, failed_ = false, piece_sent_ = false;
 };
 
 }  // namespace zht::replication
