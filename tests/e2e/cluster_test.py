@@ -303,6 +303,34 @@ class ClusterTest(unittest.TestCase):
             self.assertEqual(pipe.ask(op="lookup", key=f"k{n}")["value"], f"{n}+")
         pipe.close()
 
+    def test_a_lost_keeper_is_replaced_and_one_that_leaves_hands_over(self):
+        self.cluster = cluster = Cluster(self.box, 5)
+        pipe = Pipe(self.box)
+        for n in range(50):
+            self.assertEqual(pipe.ask(op="insert", key=f"k{n}", value=str(n))["status"], "ok")
+        keepers = lambda: [one["node"] for one in cluster.status().get("nodes", []) if one["keeper"]]  # noqa: E731
+        self.assertEqual(keepers(), [1, 2, 3])
+        # Were the lost one not replaced, nobody could decide anything once two of the three were lost.
+        for lost, kept in ((0, [2, 3, 4]), (1, [3, 4, 5])):
+            cluster.nodes[lost].kill()
+            wait_for(lambda: keepers() == kept, f"another keeper in place of node {lost + 1}", SLOW)  # noqa: B023
+        cluster.wait_until_safe(3)
+        for n in range(50):
+            self.assertEqual(pipe.ask(op="append", key=f"k{n}", value="+", timeout_ms=SLOW * 1000)["status"], "ok")
+        for back in (0, 1):
+            cluster.nodes[back].start()
+        cluster.wait_until_safe()
+        # One that keeps leaves: others keep before it ends.
+        self.box.run("zht", "leave", "--cluster", cluster.nodes[2].address)
+        cluster.nodes[2].process.wait(SLOW)
+        cluster.nodes.pop(2)
+        cluster.use()
+        wait_for(lambda: keepers() in ([1, 4, 5], [2, 4, 5]), "three keepers without the one that left", SLOW)
+        cluster.wait_until_safe()
+        for n in range(50):
+            self.assertEqual(pipe.ask(op="lookup", key=f"k{n}")["value"], f"{n}+")
+        pipe.close()
+
     def test_an_operation_is_one_request_and_one_reply(self):
         self.cluster = cluster = Cluster(self.box, 3)
         bench = ("zht", "bench", "--operation", "mix", "--connections", "2", "--count", "4000", "--keys", "500", "--json")

@@ -11,8 +11,11 @@
 
 #include "novoht/base/memory_files.h"
 #include "tests/sim/frames.h"
+#include "tests/sim/packet.h"
+#include "tests/sim/unsynced_registers.h"
+#include "tests/sim/words.h"
 #include "zht/core/instance.h"
-#include "zht/core/replication/manager.h"
+#include "zht/core/replication/keepership.h"
 
 namespace zht::sim {
 namespace {
@@ -26,38 +29,9 @@ constexpr int kNodes = 6, kSeeds = 4, kKeepers = 3, kClients = 6;  // nodes past
 constexpr int kClientBase = 100, kReader = kClientBase + kClients;
 constexpr const char* kKeys[] = {"a", "b", "c", "x"};
 
-struct GetViews {};
-struct Views {
-  std::vector<View> views;
-};
-using Packet = std::variant<PeerMessage, ManagerMessage, Request, Reply, GetViews, Views>;
-using PacketPtr = std::shared_ptr<const Packet>;
-
-enum class Fault : std::uint8_t {
-  crash_primary, power_primary, power_many, isolate, split, one_way, peers_only, pause, slow_network, slow_disk, move, ragged,
-  full_disk, failing_disk, come_and_go, interrupt_vote, stall_link, clock, count
-};
-
 std::uint64_t hash_of(const std::string& key) { return std::hash<std::string>()(key); }
 
 class Cluster;
-
-// A register store that does not wait for the disk.
-class UnsyncedRegisters final : public RegisterStore {
- public:
-  UnsyncedRegisters(novoht::Store& store) : store_(store), real_(store, novoht::TableId{0}) {}
-  Result<void> save(std::span<const Item> items) override {
-    if (++saves_ % 50 == 0) return real_.save(items);  // sooner or later the disk has it
-    for (const Item& item : items) last_[static_cast<std::uint32_t>(item.partition)] = *item.state;
-    return {};
-  }
-
- private:
-  novoht::Store& store_;
-  StoredRegisters real_;
-  std::map<std::uint32_t, Register> last_;
-  std::uint64_t saves_ = 0;
-};
 
 class Node final : public ReplicationObserver {
  public:
@@ -83,9 +57,10 @@ class Node final : public ReplicationObserver {
   void set_full(bool full);
   void check_tables(const char* when);
   std::unique_ptr<Manager> manager;
-  std::unique_ptr<Keeper> keeper;
+  std::unique_ptr<Keepership> keepership;
 
  private:
+  Result<RegisterStore*> open_registers();
   // What is remembered of requests of one epoch of one partition, and who waits for a key.
   struct Serving {
     Epoch epoch{0};
@@ -137,6 +112,8 @@ class Node final : public ReplicationObserver {
   Micros offset_ = 0, wall_ahead_ = 0;
   Micros synced_at_ = 0;
   std::map<std::uint32_t, Position> synced_;
+  std::uint64_t config_ = 1;        // who keeps, as durably noted
+  std::vector<NodeId> keepers_;
   std::unique_ptr<novoht::Store> registers_;
   std::unique_ptr<RegisterStore> register_store_;
   std::map<std::uint32_t, Serving> serving_;
@@ -199,6 +176,10 @@ class Cluster {
   // A keeper has said that it accepts what `proposer` proposed.
   void accepted(int voter, int proposer, PartitionId partition);
   void left(int node);
+  void other_keepers(int node, std::uint64_t config, const std::vector<NodeId>& keepers);
+  bool keeps(int node) const {
+    return std::find(keepers.begin(), keepers.end(), NodeId{static_cast<std::uint64_t>(node)}) != keepers.end();
+  }
   void bad(const char* kind, std::string text) { result.violations.push_back({kind, std::move(text)}); }
   void answered();
   void tell(int from, int to, const Packet& packet);
@@ -212,6 +193,9 @@ class Cluster {
   Ledger ledger;
   Micros now = 0, work_until = 0, stop_faults = 0;
   Timing timing;
+  Micros replace_after = 800 * ms;
+  std::uint64_t config = 1;     // of the keepers, the newest that anyone knows
+  std::vector<NodeId> keepers;  // ... and who they are
   bool always = true;  // durability: else what was written is acknowledged, and synced within a second
   std::uint32_t partition_count = 1;
   std::vector<View> first;
@@ -259,6 +243,7 @@ class Cluster {
   std::map<int, std::uint64_t> rotten_;  // node -> the incarnation whose log was damaged
   std::vector<View> latest_;
   std::map<std::pair<std::uint32_t, std::uint64_t>, View> decided_;
+  std::map<std::uint64_t, std::vector<NodeId>> decided_keepers_;
 };
 
 Micros between(base::Random& random, Micros a, Micros b) { return a + static_cast<Micros>(random.below(static_cast<std::uint64_t>(b - a + 1))); }
@@ -269,6 +254,7 @@ Node::Node(Cluster& world, int id) : world_(world), id_(id) {
   rate_ = 1 + (world.random.unit() * 2 - 1) * 0.05;
   offset_ = between(world.random, 1 * sec, 1000 * sec);
   known = id < kSeeds;
+  for (int i = 0; i < kKeepers; i++) keepers_.push_back(NodeId{static_cast<std::uint64_t>(i)});
 }
 
 Micros Node::world_now() const { return world_.now; }
@@ -290,29 +276,28 @@ void Node::start() {
   if (incarnation > 1 && !defects.has(Defect::same_incarnation)) views.assign(views.size(), View{});
   ManagerOptions options;
   options.self = NodeId{static_cast<std::uint64_t>(id_)};
-  for (int i = 0; i < kKeepers; i++) options.keepers.push_back(NodeId{static_cast<std::uint64_t>(i)});
+  options.config = config_;
+  options.keepers = keepers_;
   options.balancing.copies = world_.timing.copies;
   options.balances = world_.partition_count > 1;
   std::vector<NodeId> peers;
   for (int i = 0; i < kSeeds; i++) peers.push_back(NodeId{static_cast<std::uint64_t>(i)});
   NodeInfo info{options.self, incarnation << 32, {self}, static_cast<std::uint32_t>(id_ % 3), !full_, leaving};
   manager = std::make_unique<Manager>(options, info, views, peers, world_.random.next());
-  if (id_ < kKeepers) {
-    novoht::Options store_options;
-    store_options.segment_size = 1 << 16;
-    auto opened_registers = novoht::Store::open(keeper_disk, "keeper", store_options);
-    CHECK(opened_registers.has_value(), opened_registers ? "" : opened_registers.error().message);
-    registers_ = *std::move(opened_registers);
-    std::vector<Register> registers;
-    for (const View& view : world_.first) registers.push_back({view, {}, {}, {}});
-    CHECK(StoredRegisters(*registers_, novoht::TableId{0}).load(registers).has_value());
-    if (defects.has(Defect::keeper_amnesia))
-      for (Register& one : registers) one = {one.current, {}, {}, {}};
-    if (defects.has(Defect::keeper_unsynced)) register_store_ = std::make_unique<UnsyncedRegisters>(*registers_);
-    else register_store_ = std::make_unique<StoredRegisters>(*registers_, novoht::TableId{0});
-    keeper = std::make_unique<Keeper>(KeeperOptions{options.self, options.keepers, std::chrono::milliseconds(30), defects},
-                                      std::move(registers), *register_store_, world_.random.next());
-    for (std::uint32_t p = 0; p < world_.partition_count; p++) manager->adopt(PartitionId{p}, keeper->view(PartitionId{p}));
+  KeepershipOptions keeping;
+  keeping.self = options.self;
+  keeping.partitions = world_.partition_count;
+  keeping.config = config_;
+  keeping.keepers = keepers_;
+  keeping.replace = std::chrono::microseconds(world_.replace_after);
+  keeping.defects = defects;
+  keeping.seed = world_.random.next();
+  keepership = std::make_unique<Keepership>(keeping, *manager, [this] { return open_registers(); });
+  if (keepership->keeps(options.self) || !keeper_disk.paths().empty()) {
+    std::vector<View> registers = world_.first;
+    registers.push_back(keepers_view(1, {options.self}));  // of numbers, which nobody asks for here
+    const auto begun = keepership->begin(std::move(registers));
+    CHECK(begun.has_value(), begun ? "" : begun.error().message);
   }
   round([this] {
     for (std::uint32_t p = 0; p < world_.partition_count; p++) {
@@ -321,6 +306,16 @@ void Node::start() {
     }
   });
   tick();
+}
+
+Result<RegisterStore*> Node::open_registers() {
+  novoht::Options options;
+  options.segment_size = 1 << 16;
+  TRY_LET(opened, novoht::Store::open(keeper_disk, "keeper", options));
+  registers_ = std::move(opened);
+  if (world_.options.defects.has(Defect::keeper_unsynced)) register_store_ = std::make_unique<UnsyncedRegisters>(*registers_);
+  else register_store_ = std::make_unique<StoredRegisters>(*registers_, novoht::TableId{0});
+  return register_store_.get();
 }
 
 void Node::open_protocol() {
@@ -390,7 +385,7 @@ void Node::stop(bool power) {
   replicator = nullptr;
   own_.reset();
   instance.reset();
-  keeper.reset();
+  keepership.reset();
   manager.reset();
   register_store_.reset();
   store.reset();
@@ -428,7 +423,7 @@ void Node::tick() {
       manager->tick(now());
       replicator->set_candidates(manager->candidates(now()));
       replicator->set_sites(manager->sites());
-      if (keeper) keeper->tick(now());
+      keepership->tick(now());
       if (instance) instance->on_tick();
       else replicator->tick();
     });
@@ -463,7 +458,7 @@ void Node::deliver(int from, const PacketPtr& packet) {
     if (std::holds_alternative<GetViews>(*packet)) world_.send(id_, from, Views{manager->views()});
     if (const auto* message = std::get_if<ManagerMessage>(packet.get())) {
       manager->on_message(*message, now());
-      if (keeper) keeper->on(message->from, message->keeper, now());
+      keepership->on_message(*message, now());
     }
   });
 }
@@ -672,16 +667,11 @@ void Node::after_round() {
       world_.learned(partition, view);
       if (instance) adopt_later.emplace_back(partition, view);
       else replicator->adopt(partition, view);
-      if (!keeper) continue;
-      KeeperMessage news;
-      news.kind = KeeperMessage::Kind::view;
-      news.partition = partition;
-      news.view = view;
-      keeper->on(NodeId{static_cast<std::uint64_t>(id_)}, std::array{news}, now());
+      keepership->on_view(partition, view, now());
     }
-    if (!keeper) continue;
-    auto sends = keeper->end_round(now());
-    if (!sends) return;  // it can promise nothing more
+    bool again = false;
+    auto sends = keepership->end_round(now(), again);
+    if (!sends) break;  // it can promise nothing more
     for (KeeperSend& send : *sends) {
       for (const KeeperMessage& one : send.messages)
         if (one.kind == KeeperMessage::Kind::accepted) world_.accepted(id_, static_cast<int>(send.to), one.partition);
@@ -691,10 +681,11 @@ void Node::after_round() {
       message.keeper = std::move(send.messages);
       world_.send(id_, static_cast<int>(send.to), std::move(message));
     }
-    for (PartitionId partition : keeper->take_news()) {
-      manager->adopt(partition, keeper->view(partition));
-      manager->broadcast(partition);
-    }
+  }
+  if (keepership->take_changed()) {
+    config_ = keepership->config();
+    keepers_ = keepership->keepers();
+    world_.other_keepers(id_, config_, keepers_);
   }
   for (ManagerMessage& message : manager->take_messages()) {
     const int to = static_cast<int>(message.to);
@@ -1029,12 +1020,20 @@ Cluster::Cluster(std::uint64_t seed, const RunOptions& run) : random(seed * 2 + 
     weigh(Fault::pause, 4);
     weigh(Fault::isolate, 2);
   }
+  if (options.emphasis == RunOptions::Emphasis::keepers) {  // others keep again and again, and votes are interrupted
+    replace_after = 300 * ms;
+    pace_ = 0.5;
+    for (const Fault fault : {Fault::come_and_go, Fault::interrupt_vote, Fault::split, Fault::ragged, Fault::one_way, Fault::move})
+      weigh(fault, 3);
+  }
   if (options.emphasis == RunOptions::Emphasis::refusals) {  // few keys, many refusals, and answers that come late
     partition_count = 1;
     pace_ = 0.5;
     weights_.fill(0);
     weigh(Fault::stall_link, 1);
   }
+  for (int i = 0; i < kKeepers; i++) keepers.push_back(NodeId{static_cast<std::uint64_t>(i)});
+  decided_keepers_[1] = keepers;
   for (int i = 0; i < kNodes; i++) nodes.emplace_back(*this, i);
   for (int i = 0; i <= kClients; i++) {
     Client& client = clients.emplace_back(*this, kClientBase + i, i == kClients);
@@ -1120,22 +1119,9 @@ void Cluster::deliver(int from, int to, std::uint64_t order, const PacketPtr& pa
   else nodes[static_cast<std::size_t>(to)].deliver(from, packet);
 }
 
-// One message, for people who follow a run.
 void Cluster::tell(int from, int to, const Packet& packet) {
-  const auto* const message = std::get_if<PeerMessage>(&packet);
-  if (message == nullptr) return;
-  const auto n = [](auto number) { return static_cast<unsigned long long>(number); };
-  const auto stamp = [](base::Time time) { return static_cast<long long>(time.time_since_epoch().count() / 1000); };
-  say("n%d to n%d: beacon %lld, answer to %lld with %zu departures", from, to, stamp(message->beacon),
-      stamp(message->answered), message->departures.size());
-  for (const Append& one : message->appends)
-    say("   append to %u in %llu: after %llu, %zu entries of %llu", static_cast<unsigned>(one.partition), n(one.epoch),
-        n(one.previous.sequence), one.entries.size(), n(one.end));
-  for (const Ack& one : message->acks)
-    say("   ack of %u in %llu: verdict %d match %llu hint %llu", static_cast<unsigned>(one.partition), n(one.epoch),
-        static_cast<int>(one.verdict), n(one.match), n(one.hint.sequence));
-  for (const SnapshotPiece& one : message->pieces) say("   snapshot %llu piece %llu%s", n(one.id), n(one.index), one.last ? ", the last" : "");
-  for (const SnapshotAck& one : message->piece_acks) say("   snapshot %llu, waits for piece %llu", n(one.id), n(one.next));
+  if (const auto* const message = std::get_if<PeerMessage>(&packet))
+    for (const std::string& line : words_of(*message)) say("n%d to n%d: %s", from, to, line.c_str());
 }
 
 void Cluster::answered() {
@@ -1251,7 +1237,7 @@ void Cluster::reaped(Member who, int times) {
       one.kind = KeeperMessage::Kind::change;
       one.partition = PartitionId{p};
       one.change = {Change::Kind::exited, latest_[p].epoch, who, who, {}};
-      const int keeper = static_cast<int>(random.below(kKeepers));
+      const int keeper = static_cast<int>(keepers[random.below(keepers.size())]);
       message.to = NodeId{static_cast<std::uint64_t>(keeper)};
       send(node, keeper, std::move(message));
     }
@@ -1405,14 +1391,31 @@ void Cluster::interrupt_vote(int proposer, PartitionId partition) {
   const Micros hold = between(random, 300 * ms, 1500 * ms);
   cut(links, hold);
   at(now + 700, [this, side, hold] { split(side, hold, false); });
-  for (int j = 0; j < kKeepers; j++)
-    if (j != proposer && random.chance(0.9)) at(now + between(random, 0, 600), [this, j] { crash(j, power_ && random.chance(0.7)); });
+  for (int j = 0; j < kNodes; j++)
+    if (keeps(j) && j != proposer && random.chance(0.9)) at(now + between(random, 0, 600), [this, j] { crash(j, power_ && random.chance(0.7)); });
+}
+
+void Cluster::other_keepers(int node, std::uint64_t number, const std::vector<NodeId>& list) {
+  const auto [known, fresh] = decided_keepers_.emplace(number, list);
+  if (!fresh) {
+    if (known->second != list) bad("two lists of keepers of one number", "configuration " + std::to_string(number) + " at " + name(node));
+    return;
+  }
+  happened(Happened::keepers_changed);
+  std::string names;
+  for (NodeId one : list) names += " n" + std::to_string(static_cast<int>(one));
+  say("keepers %llu:%s", static_cast<unsigned long long>(number), names.c_str());
+  if (number <= config) return;
+  config = number;
+  keepers = list;
 }
 
 void Cluster::left(int i) {
   for (const View& view : latest_) if (member_at(view, InstanceId{static_cast<std::uint32_t>(i)})) return;
   Node& node = nodes[static_cast<std::size_t>(i)];
+  if (!node.keepership->may_leave()) return;
   happened(Happened::left);
+  if (i < kKeepers) happened(Happened::keeper_left);
   say("n%d has left", i);
   node.stop(false);
   node.leaving = false;
@@ -1427,7 +1430,7 @@ void Cluster::come_or_go() {
     happened(Happened::joined);
     node.known = true;
     node.start();
-  } else if (i >= kKeepers) {
+  } else {
     node.leaving = !node.leaving;
     say("n%d %s", i, node.leaving ? "is leaving" : "stays");
   }

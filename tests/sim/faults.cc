@@ -26,6 +26,8 @@ const char* name_of(Happened kind) {
     case Happened::clock_jump: return "clock jumped";
     case Happened::joined: return "node joined";
     case Happened::left: return "node left";
+    case Happened::keeper_left: return "keeper left";
+    case Happened::keepers_changed: return "keepers changed";
     case Happened::moved: return "partition moved";
     case Happened::vote_interrupted: return "vote interrupted";
     case Happened::count: break;

@@ -31,6 +31,8 @@ enum class Happened : std::uint8_t {
   clock_jump,        // the time of day jumped, by up to a day, either way
   joined,            // a node that was not there came in
   left,              // a node that was told to leave was emptied and ended
+  keeper_left,       // ... that had been a keeper
+  keepers_changed,   // other nodes keep
   moved,             // a primary handed over to another
   vote_interrupted,  // keepers ended, and their proposer was cut off, in the middle of a vote
   count

@@ -57,8 +57,9 @@ void History::committed(std::uint32_t partition, const Ledger& ledger, Position 
     log.push_back(item->at);
     if (item->client != 0) {
       const Identity who{partition, item->client & 0xffff, item->sequence};
-      if (!where_.emplace(who, version).second)
-        bad("request executed twice", "client " + std::to_string(std::get<1>(who)) + " request " + std::to_string(item->sequence));
+      if (const auto [first, fresh] = where_.emplace(who, version); !fresh)
+        bad("request executed twice", "client " + std::to_string(std::get<1>(who)) + " request " + std::to_string(item->sequence) +
+                                          " as entries " + std::to_string(first->second) + " and " + std::to_string(version));
       whose_[{partition, version}] = who;
     }
     for (const std::string& key : item->keys) {

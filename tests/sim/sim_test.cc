@@ -76,6 +76,21 @@ TEST(Protocol, HoldsEveryInvariant) {
       ADD_FAILURE() << one.kind << ": " << one.text << "\n  " << replay(seed, " --protocol");
 }
 
+// Keepers that leave, are lost and replaced, and whose votes are interrupted, all the time.
+TEST(Keepers, ChangeAndForgetNothing) {
+  RunOptions options;
+  options.emphasis = RunOptions::Emphasis::keepers;
+  const std::uint64_t seeds = is_long() ? 4'000 : kSanitized ? 10 : 100;
+  FaultCounts happened;
+  for (std::uint64_t seed = 1; seed <= seeds; seed++) {
+    const RunResult result = run_cluster(seed, options);
+    for (const Violation& one : result.violations) ADD_FAILURE() << one.kind << ": " << one.text << "\n  " << replay(seed, " --keepers");
+    happened += result.happened;
+  }
+  EXPECT_GT(happened.of(Happened::keepers_changed), seeds);
+  EXPECT_GT(happened.of(Happened::keeper_left), seeds / 10);
+}
+
 class Defective : public testing::TestWithParam<KnownDefect> {};
 
 TEST_P(Defective, IsFound) {

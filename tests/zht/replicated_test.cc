@@ -24,6 +24,19 @@ TEST_F(TrioTest, AChangeIsAnsweredWhenEverySyncMemberHasIt) {
   EXPECT_EQ(answer(0, second).size, 2u);
 }
 
+// Found by the simulator: goals that came again and again changed the view every 20 ms, and with every view the member that had
+// died was thought to have just been heard.
+TEST_F(TrioTest, ADeadMemberIsDroppedThoughViewsFollowEachOther) {
+  cut = {1};
+  for (int i = 0; i < 100 && replication::in_sync(view, {InstanceId{1}, 1}); i++) {
+    all[0].core->replicator().set_goal(PartitionId{0}, {InstanceId{0}, {InstanceId{0}, InstanceId{1}}});
+    run(10ms);
+  }
+  EXPECT_FALSE(replication::in_sync(view, {InstanceId{1}, 1}));
+  run(500ms);
+  EXPECT_TRUE(replication::in_sync(view, {InstanceId{2}, 1}));
+}
+
 TEST_F(TrioTest, AReadWaitsForTheChangeItSaw) {
   cut = {1};
   granting = false;

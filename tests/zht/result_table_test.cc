@@ -106,6 +106,14 @@ TEST(ResultTableTest, WhatWasForgottenStaysRefusedWhenTheClockIsSetBack) {
   EXPECT_EQ(table.session_count(), 0u);
   EXPECT_EQ(verdict(table, kHere, 1, true), Verdict::expired) << "it may have been executed";
   EXPECT_EQ(verdict(table, kHere, 2, false), Verdict::fresh);
+  // Found by the simulator: a snapshot went from a node whose clock was ahead to one whose clock was behind.
+  std::string bytes;
+  table.encode(kHere, bytes);
+  ResultTable other;
+  ASSERT_TRUE(other.decode(kHere, bytes));
+  EXPECT_EQ(verdict(other, kHere, 1, true), Verdict::expired);
+  EXPECT_EQ(other.session_count(), 0u);
+  for (std::size_t cut = 1; cut < bytes.size(); cut++) EXPECT_FALSE(ResultTable().decode(kHere, bytes.substr(0, cut))) << cut;
 }
 
 TEST(ResultTableTest, AClientThatNeverRaisesItsFloorIsStoppedNotRemembered) {

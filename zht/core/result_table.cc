@@ -183,12 +183,12 @@ void ResultTable::forget(std::uint64_t client, std::uint64_t now_ms) {
 
 void ResultTable::forget_silent(std::uint64_t now_ms) {
   last_ = nullptr;
-  forgot_ms_ = std::max(forgot_ms_, now_ms);
   for (auto one = sessions_.begin(); one != sessions_.end();) {
     if (one->second.last_ms + kSessionLifeMs >= now_ms) {
       ++one;
       continue;
     }
+    forgot_ms_ = std::max(forgot_ms_, now_ms);
     raise(one->second, ~std::uint64_t{0});
     one = sessions_.erase(one);
   }
@@ -199,6 +199,12 @@ void ResultTable::encode(PartitionId partition, std::string& out) const {
   const std::size_t at = out.size();
   std::uint32_t count = 0;
   writer.u32(0);
+  // Whoever takes this over may have a clock that is behind: what was forgotten here must not be fresh there. No client is 0.
+  if (forgot_ms_ != 0) {
+    count++;
+    for (const std::uint64_t one : {std::uint64_t{0}, std::uint64_t{0}, forgot_ms_}) writer.u64(one);
+    writer.u32(0);
+  }
   for (const auto& [client, session] : sessions_) {
     if (!session.marked(partition)) continue;
     count++;
@@ -226,7 +232,14 @@ Result<void> ResultTable::decode(PartitionId partition, Bytes in) {
   if (in.empty()) return {};
   base::Reader reader(in);
   for (std::uint32_t left = reader.u32(); left > 0 && reader.ok(); left--) {
-    Session& session = session_of(reader.u64());
+    const std::uint64_t client = reader.u64();
+    if (client == 0) {
+      (void)reader.u64();
+      forgot_ms_ = std::max(forgot_ms_, reader.u64());
+      if (reader.u32() != 0) return fail(Code::corrupt, "result table: results of nobody");
+      continue;
+    }
+    Session& session = session_of(client);
     session.mark(partition);
     const std::uint64_t floor = reader.u64();
     session.last_ms = std::max(session.last_ms, reader.u64());

@@ -79,7 +79,8 @@ class ResultTable {
   // The client has said goodbye: no answer of its is needed any more, in any partition. For kGoodbyeMs more it is known to
   // have ended, so that a late copy of one of its requests is refused.
   void forget(std::uint64_t client, std::uint64_t now_ms);
-  // Sessions silent for kSessionLifeMs. That they may have been forgotten is remembered: the time of day may be set back.
+  // Sessions silent for kSessionLifeMs. That some were forgotten is remembered, and goes along with the results: the time of day
+  // may be set back, and the next primary's may be another.
   void forget_silent(std::uint64_t now_ms);
   std::size_t session_count() const { return sessions_.size(); }
 
@@ -174,7 +175,7 @@ class ResultTable {
   std::size_t outcome_bytes_ = 0;
   // The one asked for last: a connection's requests come in runs.
   mutable std::uint64_t last_client_ = 0;
-  std::uint64_t forgot_ms_ = 0;  // the latest time at which sessions were looked through
+  std::uint64_t forgot_ms_ = 0;  // the latest time at which one was forgotten
   mutable Session* last_ = nullptr;
 };
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "novoht/base/random.h"
-#include "zht/server/manager_codec.h"
 
 namespace zht::server {
 
@@ -62,21 +61,10 @@ Result<std::unique_ptr<Cluster>> Cluster::open(ClusterOptions options, base::Fil
   views.emplace_back();
   std::vector<NodeId> keepers;
   for (std::uint64_t one : identity.keepers) keepers.push_back(NodeId{one});
-  if (std::find(keepers.begin(), keepers.end(), self) != keepers.end()) {
-    TRY(cluster->open_registers());
-    // Who was not there at the beginning was given the registers; so all of them are in the store.
-    if (!identity.founding.nodes.empty()) views = first_registers(identity.founding);
-    std::vector<Register> state;
-    for (const View& view : views) state.push_back({view, {}, {}, {}});
-    TRY(static_cast<StoredRegisters&>(*cluster->registers_).load(state));
-    for (std::size_t p = 0; p < views.size(); p++) views[p] = state[p].current;
-    cluster->make_keeper(std::move(state));
-    if (identity.config > 1 && identity.keepers.front() == identity.number)
-      cluster->uninformed_.insert(identity.keepers.begin() + 1, identity.keepers.end());
-  } else if (!identity.founding.nodes.empty() && identity.member.incarnation == 1) {
-    // In its first life a founder knows the first views, whether they are still the newest or not.
-    views = first_registers(identity.founding);
-  }
+  // A founder knows the first views; in a later life they may not be the newest, and then only the registers count.
+  std::vector<View> first;
+  if (!identity.founding.nodes.empty()) first = first_registers(identity.founding);
+  if (!first.empty() && identity.member.incarnation == 1) views = first;
   cluster->told_.assign(views.begin(), views.end() - 1);
 
   ManagerOptions manager;
@@ -103,75 +91,39 @@ Result<std::unique_ptr<Cluster>> Cluster::open(ClusterOptions options, base::Fil
   ManagerMessage heard;  // what is known of the others is older than anything they will say
   heard.nodes = mine.known;
   cluster->manager_->on_message(heard, base::Time{});
+
+  KeepershipOptions keeping;
+  keeping.self = self;
+  keeping.partitions = identity.partition_count;
+  keeping.config = identity.config;
+  keeping.keepers = keepers;
+  keeping.replace = mine.replace_keeper;
+  keeping.seed = base::entropy();
+  Cluster* const raw = cluster.get();
+  cluster->keepership_ = std::make_unique<Keepership>(std::move(keeping), *cluster->manager_, [raw] { return raw->open_registers(); });
+  TRY_LET(kept, files.exists(cluster->options_.folder));
+  if (kept || cluster->keepership_->keeps(self)) TRY(cluster->keepership_->begin(std::move(first)));
   return cluster;
 }
 
-Result<void> Cluster::open_registers() {
+Result<RegisterStore*> Cluster::open_registers() {
   novoht::Options store;
   store.segment_size = std::uint64_t{1} << 20;
   TRY_LET(opened, novoht::Store::open(files_, options_.folder, store));
   store_ = std::move(opened);
   registers_ = std::make_unique<StoredRegisters>(*store_, novoht::TableId{0});
-  return {};
+  return registers_.get();
 }
 
-void Cluster::make_keeper(std::vector<Register> state) {
-  KeeperOptions keeper;
-  keeper.self = NodeId{self()};
-  for (std::uint64_t one : options_.identity.keepers) keeper.keepers.push_back(NodeId{one});
-  keeper.partitions = partition_count();
-  keeper_ = std::make_unique<Keeper>(std::move(keeper), std::move(state), *registers_, base::entropy());
-}
-
-bool Cluster::adopt_keepers(std::uint64_t config, const std::vector<NodeId>& keepers) {
+// So that the next life asks the right ones. When it cannot be noted it is tried again: what counts is in the registers.
+void Cluster::note_keepers() {
+  if (keepership_->config() == options_.identity.config) return;
   Identity changed = options_.identity;
-  changed.config = config;
+  changed.config = keepership_->config();
   changed.keepers.clear();
-  for (NodeId one : keepers) changed.keepers.push_back(id(one));
-  if (options_.save && !options_.save(changed)) return false;
+  for (NodeId one : keepership_->keepers()) changed.keepers.push_back(id(one));
+  if (options_.save && !options_.save(changed)) return;
   options_.identity = std::move(changed);
-  manager_->set_keepers(config, keepers);
-  return true;
-}
-
-void Cluster::grow_keepers(base::Time now) {
-  const auto& keepers = options_.identity.keepers;
-  if (!keeper_ || failed_ || keepers.size() != 1 || keepers.front() != self()) return;
-  std::vector<NodeId> three = {NodeId{self()}};
-  for (const auto& [info, lives] : manager_->acquaintances(now))
-    if (lives && !info->leaving && id(info->node) != self() && three.size() < 3) three.push_back(info->node);
-  if (three.size() < 3) return;
-  std::vector<Register> state = keeper_->registers();
-  if (!adopt_keepers(options_.identity.config + 1, three)) return;
-  make_keeper(std::move(state));
-  uninformed_ = {id(three[1]), id(three[2])};
-}
-
-void Cluster::send_registers(base::Time now) {
-  if (uninformed_.empty() || !keeper_ || now < next_registers_) return;
-  next_registers_ = now + std::chrono::milliseconds(300);
-  for (std::uint64_t node : uninformed_) {
-    ManagerMessage& message = manager_->message_for(NodeId{node});
-    message.config = config();
-    message.keepers = manager_->keepers();
-    message.install = keeper_->registers();
-  }
-}
-
-Result<void> Cluster::become_keeper(const ManagerMessage& message) {
-  if (message.config < config() || message.install.size() != std::size_t{partition_count()} + 1) return {};
-  if (std::find(message.keepers.begin(), message.keepers.end(), NodeId{self()}) == message.keepers.end()) return {};
-  if (!keeper_) {
-    if (!registers_) TRY(open_registers());
-    std::vector<RegisterStore::Item> items;
-    for (std::uint32_t p = 0; p < message.install.size(); p++) items.push_back({PartitionId{p}, &message.install[p]});
-    TRY(registers_->save(items));
-    if (!adopt_keepers(message.config, message.keepers)) return {};
-    make_keeper(message.install);
-    for (std::uint32_t p = 0; p < message.install.size(); p++) manager_->adopt(PartitionId{p}, message.install[p].current);
-  }
-  manager_->message_for(message.from).installed = true;
-  return {};
 }
 
 void Cluster::introduce(const wire::NodeAbout& about) { manager_->self().about = about.SerializeAsString(); }
@@ -185,20 +137,12 @@ void Cluster::set_left() {
 void Cluster::on_message(const ManagerMessage& message, base::Time now) {
   if (id(message.to) != self()) return;
   manager_->on_message(message, now);
-  if (keeper_) keeper_->on(message.from, message.keeper, now);
-  if (message.installed) uninformed_.erase(id(message.from));
-  if (!message.install.empty()) {
-    if (auto became = become_keeper(message); !became) failed_ = std::move(became).error();
-  } else if (message.config > config() && std::find(message.keepers.begin(), message.keepers.end(), NodeId{self()}) == message.keepers.end()) {
-    (void)adopt_keepers(message.config, message.keepers);  // told again, when it cannot be noted
-  }
+  keepership_->on_message(message, now);
 }
 
 void Cluster::tick(base::Time now) {
   manager_->tick(now);
-  if (keeper_) keeper_->tick(now);
-  grow_keepers(now);
-  send_registers(now);
+  keepership_->tick(now);
 }
 
 std::optional<std::uint64_t> Cluster::enrol(std::uint64_t uid) {
@@ -219,33 +163,22 @@ Result<Cluster::Step> Cluster::step(base::Time now) {
     for (PartitionId partition : manager_->take_news()) {
       again = true;
       const View& view = manager_->view(partition);
-      if (keeper_ && !failed_) {
-        KeeperMessage news;
-        news.kind = KeeperMessage::Kind::view;
-        news.partition = partition;
-        news.view = view;
-        keeper_->on(NodeId{self()}, {&news, 1}, now);
-      }
+      keepership_->on_view(partition, view, now);
       const auto p = static_cast<std::uint32_t>(partition);
       if (p >= told_.size() || view.epoch <= told_[p].epoch) continue;
       if (auto line = tell(told_[p], view); !line.empty()) step.story[line].push_back(partition);
       told_[p] = view;
       step.views.push_back({partition, view});
     }
-    if (keeper_ && !failed_) {
-      auto sends = keeper_->end_round(now);
-      if (!sends) failed_ = std::move(sends).error();
-      else
-        for (KeeperSend& send : *sends) {
-          ManagerMessage& message = step.messages.emplace_back();
-          message.from = NodeId{self()};
-          message.to = send.to;
-          message.keeper = std::move(send.messages);
-        }
-      for (PartitionId partition : keeper_->take_news()) {
-        again = true;
-        manager_->adopt(partition, keeper_->view(partition));
-        manager_->broadcast(partition);
+    auto sends = keepership_->end_round(now, again);
+    if (!sends) {
+      failed_ = std::move(sends).error();
+    } else {
+      for (KeeperSend& send : *sends) {
+        ManagerMessage& message = step.messages.emplace_back();
+        message.from = NodeId{self()};
+        message.to = send.to;
+        message.keeper = std::move(send.messages);
       }
     }
     for (ManagerMessage& message : manager_->take_messages()) {
@@ -261,10 +194,8 @@ Result<Cluster::Step> Cluster::step(base::Time now) {
   for (const auto& [info, lives] : manager_->acquaintances(now))
     seen += base::hash64(info->about, id(info->node)) + (info->leaving && info->instances.empty());
   step.table_changed = !step.views.empty() || std::exchange(nodes_seen_, seen) != seen;
-  if (failed_ && keeper_) {
-    keeper_.reset();
-    return *failed_;
-  }
+  note_keepers();
+  if (failed_ && !std::exchange(told_failure_, true)) return *failed_;
   return step;
 }
 

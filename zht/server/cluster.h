@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "zht/core/replication/manager.h"
+#include "zht/core/replication/keepership.h"
 #include "zht/server/identity.h"
 #include "zht/wire/zht.pb.h"
 
@@ -29,6 +29,7 @@ struct ClusterOptions {
   std::size_t copies = 3, sync_copies = 2;
   std::uint64_t max_value_size = 0;
   bool balances = true;
+  base::Duration replace_keeper = std::chrono::seconds(10);  // one that nobody heard for this long is replaced
   // Durably notes other keepers than `identity` has. An error: they stay as they were.
   std::function<base::Result<void>(const Identity&)> save;
 };
@@ -76,7 +77,9 @@ class Cluster {
   std::map<InstanceId, replication::Site> sites() const { return manager_->sites(); }
   std::vector<replication::Manager::Acquaintance> nodes(base::Time now) const { return manager_->acquaintances(now); }
   wire::NodeAbout about(std::uint64_t node) const;  // empty: not heard of yet
-  bool is_keeper() const { return keeper_ != nullptr; }
+  bool is_keeper() const { return keepership_->votes(); }
+  // Whether others have what this node kept: if it does keep it must not leave.
+  bool may_leave() const { return keepership_->may_leave(); }
   const std::vector<std::uint64_t>& keepers() const { return options_.identity.keepers; }
   bool keeps(std::uint64_t node) const { return std::find(keepers().begin(), keepers().end(), node) != keepers().end(); }
   std::uint64_t config() const { return options_.identity.config; }
@@ -85,29 +88,18 @@ class Cluster {
 
  private:
   Cluster(ClusterOptions options, base::FileSystem& files);
-  // A cluster that began with one node has one keeper, until there are three nodes: then the first three of them.
-  //
-  // 1. The one keeper durably takes over the new list. From then on nothing is decided without two of the three.
-  // 2. It sends its registers to the two others until each has said that it has them. They durably take over registers and list,
-  //    in this order, and only then have a voice. So whoever votes knows all that the one had decided before.
-  // What it had promised and accepted goes along; that another says it too can only make the three more careful.
-  void grow_keepers(base::Time now);
-  void send_registers(base::Time now);
-  base::Result<void> become_keeper(const replication::ManagerMessage& message);
-  base::Result<void> open_registers();
-  void make_keeper(std::vector<replication::Register> state);
-  bool adopt_keepers(std::uint64_t config, const std::vector<replication::NodeId>& keepers);
+  base::Result<replication::RegisterStore*> open_registers();
+  void note_keepers();
 
   ClusterOptions options_;
   base::FileSystem& files_;
-  std::set<std::uint64_t> uninformed_;  // keepers that have not said that they have the registers
-  base::Time next_registers_{};
   std::unique_ptr<novoht::Store> store_;
   std::unique_ptr<replication::RegisterStore> registers_;
-  std::unique_ptr<replication::Keeper> keeper_;
   std::unique_ptr<replication::Manager> manager_;
+  std::unique_ptr<replication::Keepership> keepership_;
   std::vector<replication::View> told_;  // views as the instances were told of them
   std::optional<base::Error> failed_;
+  bool told_failure_ = false;
   std::uint64_t nodes_seen_ = 0;  // a sum over all nodes that changes when one of them tells something new
 };
 

@@ -51,6 +51,7 @@ void put(wire::KeeperMessage& to, const KeeperMessage& message) {
   if (message.ballot != Ballot{}) put(*to.mutable_ballot(), message.ballot);
   if (message.accepted_at != Ballot{}) put(*to.mutable_accepted_at(), message.accepted_at);
   if (message.view) to_proto(*to.mutable_view(), *message.view);
+  to.set_config(message.config);
   if (message.kind == KeeperMessage::Kind::change) put(*to.mutable_change(), message.change);
 }
 
@@ -62,6 +63,7 @@ bool get(const wire::KeeperMessage& from, KeeperMessage& message) {
   message.ballot = get(from.ballot());
   message.accepted_at = get(from.accepted_at());
   if (from.has_view()) message.view = from_proto(from.view());
+  message.config = from.config();
   if (from.has_change()) message.change = get(from.change());
   return true;
 }

@@ -111,6 +111,7 @@ void Node::Parts::look_whether_empty() {
       for (replication::Member one : *members)
         if (static_cast<std::uint32_t>(one.instance) - first < identity.instance_count) return;
   }
+  if (!cluster->may_leave()) return;  // others are to keep first
   if (left_at == base::Time{}) {
     logger().info("emptied, leaving the cluster", {{"node", identity.number}});
     cluster->set_left();

@@ -56,8 +56,6 @@ void Node::Parts::on_frame(net::ConnectionNumber from, const wire::Frame& frame,
     }
     case wire::ControlKind::leave: {
       if (cluster->alone(clock.now())) return reply(Code::invalid, "this node is alone; what it holds is nowhere else", {});
-      if (cluster->keeps(identity.number))
-        return reply(Code::conflict, "node " + std::to_string(identity.number) + " is a keeper of the membership table, and those stay", {});
       leaving = true;
       cluster->set_leaving(true);
       logger().info("asked to leave", {{"node", identity.number}});

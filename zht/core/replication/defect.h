@@ -31,6 +31,7 @@ enum class Defect : std::uint8_t {
   vouch_while_importing,    // a half imported snapshot counts as a whole log
   keeper_amnesia,           // keepers forget what they promised when they restart
   keeper_unsynced,          // keepers answer before their promise is durable
+  install_from_one,         // new keepers take what one of the older ones knows for all that was decided
   no_retry_table,           // retries are executed again
   forget_refusals,          // a refused request is not remembered, so that a late copy of it may succeed
   trust_old_refusal,        // a client believes a refusal from before the epoch it last asked in

@@ -73,7 +73,22 @@ Keeper::Keeper(KeeperOptions options, std::vector<Register> registers, RegisterS
 void Keeper::on(NodeId from, std::span<const KeeperMessage> messages, base::Time now) {
   if (failed_) return;
   for (const KeeperMessage& message : messages)
-    if (static_cast<std::uint32_t>(message.partition) < registers_.size()) on(from, message, now);
+    if (static_cast<std::uint32_t>(message.partition) < registers_.size() && is_ours(from, message)) on(from, message, now);
+}
+
+bool Keeper::is_ours(NodeId from, const KeeperMessage& message) {
+  if (message.kind == Kind::change || message.kind == Kind::ask || message.kind == Kind::view) return true;
+  if (message.config == options_.config) return true;
+  const PartitionId who_keeps{options_.partitions + 1};
+  if (static_cast<std::uint32_t>(who_keeps) >= registers_.size()) return false;
+  if (message.config < options_.config) {
+    tell(from, who_keeps);
+  } else {
+    KeeperMessage ask = about(Kind::ask, who_keeps);
+    ask.epoch = at(who_keeps).current.epoch;
+    send(from, std::move(ask));
+  }
+  return false;
 }
 
 void Keeper::on(NodeId from, const KeeperMessage& message, base::Time now) {
@@ -197,6 +212,7 @@ bool Keeper::is_open(NodeId from, const KeeperMessage& message) {
 std::optional<View> Keeper::next_of(PartitionId partition, const Change& change) const {
   const View& current = at(partition).current;
   if (static_cast<std::uint32_t>(partition) == options_.partitions) return next_enrolment(current, change);
+  if (static_cast<std::uint32_t>(partition) == options_.partitions + 1) return next_keepers(current, change);
   return next_view(current, change, options_.defects);
 }
 
@@ -262,6 +278,7 @@ KeeperMessage Keeper::about(Kind kind, PartitionId partition) const {
   message.kind = kind;
   message.partition = partition;
   message.epoch = next(at(partition).current.epoch);
+  message.config = options_.config;
   return message;
 }
 

@@ -59,6 +59,7 @@ struct KeeperMessage {
   Ballot ballot, accepted_at;
   std::optional<View> view;
   Change change;
+  std::uint64_t config = 0;  // prepare to accepted: the configuration in which the sender votes
 };
 
 struct KeeperSend {
@@ -76,6 +77,8 @@ class RegisterStore {
   };
   // All durable when it returns ok. After an error nothing more may be promised: the keeper stays silent.
   virtual Result<void> save(std::span<const Item> items) = 0;
+  // Replaces those of `registers` (by partition number) that were ever saved. corrupt: names the partition.
+  virtual Result<void> load(std::vector<Register>& registers) const = 0;
 };
 
 // Registers in a NoVoHT store: one key for each partition, one write and one sync for a batch.
@@ -83,8 +86,7 @@ class StoredRegisters final : public RegisterStore {
  public:
   StoredRegisters(novoht::Store& store, novoht::TableId table) : store_(store), table_(table) {}
   Result<void> save(std::span<const Item> items) override;
-  // Replaces those of `registers` (by partition number) that were ever saved. corrupt: names the partition.
-  Result<void> load(std::vector<Register>& registers) const;
+  Result<void> load(std::vector<Register>& registers) const override;
 
  private:
   novoht::Store& store_;
@@ -96,7 +98,9 @@ struct KeeperOptions {
   std::vector<NodeId> keepers;  // self among them
   base::Duration retry = std::chrono::milliseconds(30);  // a proposal is begun anew after this, and up to as much again
   Defects defects;
-  std::uint32_t partitions = ~std::uint32_t{0};  // the register after these is that of numbers (next_enrolment())
+  // After these comes the register of numbers (next_enrolment()), and then that of who keeps (next_keepers()).
+  std::uint32_t partitions = ~std::uint32_t{0} - 1;
+  std::uint64_t config = 1;  // of the keepers: votes of another count for nothing
 };
 
 // One thread.
@@ -137,6 +141,8 @@ class Keeper {
   void on_promise(NodeId from, const KeeperMessage& message);
   void on_accept(NodeId from, const KeeperMessage& message);
   void on_accepted(NodeId from, const KeeperMessage& message);
+  // Whether `message` is no vote, or one in this configuration; whoever is behind is helped up.
+  bool is_ours(NodeId from, const KeeperMessage& message);
   // Whether `message` is about the epoch that is open here; whoever is behind is helped up.
   bool is_open(NodeId from, const KeeperMessage& message);
   std::optional<View> next_of(PartitionId partition, const Change& change) const;

@@ -36,7 +36,8 @@ struct ManagerMessage {
   // Who the keepers are; a higher number is newer. With gossip.
   std::uint64_t config = 0;
   std::vector<NodeId> keepers;
-  // From a keeper to one that shall become one (see Cluster::grow_keepers): all registers, none left out. And that it has them.
+  // From a keeper to one that shall become one (keepership.h): all registers, those of who keeps and who votes among them, none
+  // left out. And that it votes.
   std::vector<Register> install;
   bool installed = false;
 };

@@ -213,6 +213,8 @@ void Replica::adopt(const View& view) {
       // A copy under way goes on: it does not depend on the epoch.
       const auto old = before.find(one);
       if (old == before.end()) continue;
+      // Who was silent goes on being silent: else views that follow each other fast would keep it for ever.
+      if (was == Role::primary && !old->second.attached && !old->second.snapshot) follower.since = old->second.since;
       follower.snapshot_id = old->second.snapshot_id;
       if (!old->second.snapshot) continue;
       follower.snapshot = std::move(old->second.snapshot);

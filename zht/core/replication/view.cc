@@ -78,6 +78,7 @@ std::string_view name_of(Change::Kind kind) {
     case Change::Kind::exited: return "exited";
     case Change::Kind::recover: return "recover";
     case Change::Kind::enrol: return "enrol";
+    case Change::Kind::keepers: return "keepers";
   }
   return "unknown";
 }
@@ -90,7 +91,8 @@ std::optional<View> next_view(const View& view, const Change& change, Defects de
   const bool by_primary = change.who == view.primary;
   switch (change.kind) {
     case Kind::none:
-    case Kind::enrol: return {};
+    case Kind::enrol:
+    case Kind::keepers: return {};
     case Kind::promote:
       if (defects.has(Defect::promote_learner_blindly) && contains(view.learners, change.who)) {
         drop(made.learners, change.who);
@@ -145,6 +147,18 @@ std::optional<View> next_enrolment(const View& view, const Change& change) {
   made.epoch = next(view.epoch);
   made.primary = {InstanceId{0}, change.who.incarnation};
   made.sync = {made.primary};
+  return made;
+}
+
+std::optional<View> next_keepers(const View& view, const Change& change) {
+  if (change.base != view.epoch || change.kind != Change::Kind::keepers || change.group.empty()) return {};
+  for (std::size_t i = 0; i < change.group.size(); i++)
+    for (std::size_t j = 0; j < i; j++)
+      if (change.group[i].incarnation == change.group[j].incarnation) return {};
+  View made;
+  made.epoch = next(view.epoch);
+  made.sync = change.group;
+  made.primary = made.sync.front();
   return made;
 }
 

@@ -53,7 +53,8 @@ struct Change {
     exited,           // `target` has ended or fallen silent for good: no lease of its need be waited for
     recover,          // all sync members have restarted: `group` is them now, `who` has the longest log and leads
     enrol,            // of the register of numbers alone (keeper.h): the next number is for the node `who`.incarnation
-    last = enrol
+    keepers,          // of the register of who keeps alone (keepership.h): from now on the nodes `group`.incarnation
+    last = keepers
   };
   Kind kind = Kind::none;
   Epoch base{0};  // the epoch it applies to: compare and swap
@@ -69,6 +70,9 @@ std::string_view name_of(Change::Kind kind);
 // The register of numbers: its epoch is how many numbers nodes have been given, its primary's incarnation the node (a random
 // number of its own choosing) that was given the last. So no two nodes ever have one number, whoever asks whom.
 std::optional<View> next_enrolment(const View& view, const Change& change);
+
+// The register of who keeps: its epoch is the configuration's number, its sync members' incarnations the nodes.
+std::optional<View> next_keepers(const View& view, const Change& change);
 
 // The view that `change` makes of `view`; nothing when it does not apply. A view's sync is never empty and always holds
 // its primary; an instance is in a view once.

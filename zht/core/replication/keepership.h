@@ -1,0 +1,106 @@
+// A node's part in keeping: whether it is one of the keepers, who the others are, and how others take their place. Every node has
+// one; on those that keep, there is a Keeper in it.
+//
+// Who keeps is a register like a partition's view, decided by those who keep: its epoch is the configuration's number, its value
+// the list of nodes. From configuration c to c + 1:
+//
+//   1. The keepers of c decide the list of c + 1. Any list; nothing of the old one need be in it.
+//   2. Whoever knows of it votes under c no more, durably, and sends its registers, as they are then and stay, to those of c + 1.
+//   3. Who is in c + 1 waits for the registers of a majority of c (or for those of one that has got so far), takes of each
+//      register the newest view and of that the acceptance with the highest ballot, makes that durable and begins to vote.
+//
+// What c decided, a majority accepted. One of them is in every majority that sent its registers, and it accepted before it sent
+// them, for afterwards it votes no more; so all of c + 1 begin with every decision of c, and with the acceptance of whatever
+// may yet be found to have been decided. An acceptance that another made is repeated as knowledge and never counted as a vote,
+// for every message of a vote names its configuration. No clock, disk, thread or socket.
+//
+// A keeper that was silent for `replace`, or leaves, is replaced by a living node when there is one: the keeper with the lowest
+// number that lives wishes for that. Three keep as soon as there are three nodes, and one where only fewer are left.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "zht/core/replication/manager.h"
+
+namespace zht::replication {
+
+struct KeepershipOptions {
+  NodeId self{0};
+  std::uint32_t partitions = 0;
+  std::uint64_t config = 1;     // who keeps, as last known
+  std::vector<NodeId> keepers;
+  base::Duration replace = std::chrono::seconds(10);  // a keeper that nobody heard for this long
+  base::Duration again = std::chrono::milliseconds(300);  // what was not answered is said again
+  base::Duration retry = std::chrono::milliseconds(30);   // see KeeperOptions
+  Defects defects;
+  std::uint64_t seed = 1;
+};
+
+// One thread. `manager` and what `open` returns outlive it.
+class Keepership {
+ public:
+  // `open`: the store of registers, made when it is absent; called once, when this node keeps or kept.
+  using Open = std::function<Result<RegisterStore*>()>;
+
+  Keepership(KeepershipOptions options, Manager& manager, Open open);
+
+  // In a life in which this node keeps, or kept once: takes up what the store has. `first`: the views a cluster began with, by
+  // register (each partition's, then that of numbers); those of a node that was given its registers do not matter. Errors:
+  // of the store; corrupt.
+  Result<void> begin(std::vector<View> first);
+
+  void on_message(const ManagerMessage& message, base::Time now);
+  void tick(base::Time now);
+  // A view that the manager has learned.
+  void on_view(PartitionId partition, const View& view, base::Time now);
+  // What is to be said after everything it rests on is durable; the rest goes into the manager's messages. Views that were
+  // decided here are adopted by the manager and broadcast. `again`: something here may be news to the manager. An error: this
+  // node can keep no more, ever.
+  Result<std::vector<KeeperSend>> end_round(base::Time now, bool& again);
+
+  // Whether other keepers are known than at the last call.
+  bool take_changed() { return std::exchange(changed_, false); }
+  std::uint64_t config() const { return config_; }
+  const std::vector<NodeId>& keepers() const { return keepers_; }
+  bool keeps(NodeId node) const;
+  bool votes() const { return keeper_ != nullptr; }
+  Keeper* keeper() { return keeper_.get(); }
+  // Nothing that others still need of this node's registers would go with it.
+  bool may_leave() const { return !keeps(options_.self) && uninformed_.size() * 2 < std::max<std::size_t>(keepers_.size(), 1); }
+
+ private:
+  // Registers: the partitions', that of numbers, and then
+  PartitionId who_keeps() const { return PartitionId{options_.partitions + 1}; }  // decided; what follows it may not be here
+  PartitionId votes_in() const { return PartitionId{options_.partitions + 2}; }   // the one these registers are of
+  std::size_t count() const { return std::size_t{options_.partitions} + 3; }
+  const View& view_of(PartitionId one) const { return registers_[static_cast<std::uint32_t>(one)].current; }
+
+  void vote();
+  Result<void> learn(std::uint64_t config, const std::vector<NodeId>& keepers);
+  Result<void> take_in(const ManagerMessage& message);
+  void send_registers(base::Time now);
+  void plan(base::Time now);
+
+  const KeepershipOptions options_;
+  Manager& manager_;
+  const Open open_;
+  RegisterStore* store_ = nullptr;
+  base::Random random_;
+  std::uint64_t config_;
+  std::vector<NodeId> keepers_;
+  bool changed_ = false;
+  std::unique_ptr<Keeper> keeper_;     // votes
+  std::vector<Register> registers_;    // of who does not vote any more, or not yet; none of who never kept
+  std::map<NodeId, std::vector<Register>> gathered_;  // from keepers of the configuration before this
+  std::set<NodeId> uninformed_;        // keepers that have not said that they have the registers
+  std::map<NodeId, base::Time> silent_since_;
+  base::Time next_registers_{}, next_plan_{};
+  std::optional<Error> failed_;
+};
+
+// The view that the register of keepers has in this configuration.
+View keepers_view(std::uint64_t config, const std::vector<NodeId>& keepers);
+std::vector<NodeId> keepers_of(const View& view);
+
+}  // namespace zht::replication
