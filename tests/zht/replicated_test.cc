@@ -109,6 +109,35 @@ TEST_F(TrioTest, WhatADeposedPrimaryNeverCommittedIsTakenBackWithItsAnswer) {
   EXPECT_EQ(answer(1, retried).size, 6u);
 }
 
+// A client whose primary is gone registers again with the last version it saw. Whether the change came before its first primary
+// died, before it asked again or after that, it is told of it.
+TEST_F(TrioTest, AWaiterWhosePrimaryDiesIsWokenByTheNextOne) {
+  for (const std::string key : {"before", "between", "after"}) ask(0, Operation::insert(key, "old"), next);
+  run(50ms);
+  const Version seen = all[0].core->replicated_store().end(PartitionId{0}).sequence;
+  std::map<std::string, std::uint64_t> waiters;
+  for (const std::string key : {"before", "between", "after"})
+    waiters[key] = ask(0, Operation::callback(key, Condition::after_version(seen)), 0, {}, 60'000);
+  blocked = {{1, 0}};  // the last acknowledgement never comes: neither the change nor the news of it is answered
+  ask(0, Operation::insert("before", "new"), 100);
+  run(20ms);
+  for (const auto& [key, waiter] : waiters) EXPECT_FALSE(answered(0, waiter)) << key;
+  kill(0);
+  blocked.clear();
+  run(1s);
+  ASSERT_EQ(view.primary.instance, InstanceId{1});
+  ask(1, Operation::insert("between", "new"), 101);
+  run(50ms);
+  for (auto& [key, waiter] : waiters) waiter = ask(1, Operation::callback(key, Condition::after_version(seen)), 0, {}, 60'000);
+  run(50ms);
+  EXPECT_EQ(answer(1, waiters["before"]).value, "new");
+  EXPECT_EQ(answer(1, waiters["between"]).value, "new");
+  EXPECT_FALSE(answered(1, waiters["after"]));
+  ask(1, Operation::insert("after", "new"), 102);
+  run(50ms);
+  EXPECT_EQ(answer(1, waiters["after"]).value, "new");
+}
+
 TEST_F(TrioTest, AWatcherHearsOfWhatIsCommittedAndIsSentAwayWithItsPrimary) {
   const auto one = ask(0, Operation::callback("k", Condition::present()), 0, {}, 60'000);
   const auto other = ask(0, Operation::callback("other", Condition::present()), 0, {}, 60'000);

@@ -221,6 +221,11 @@ std::uint64_t Cluster::version() const {
   return version;
 }
 
+bool Cluster::belongs(NodeId node) const {
+  const std::uint64_t given = number(manager_->view(PartitionId{partition_count()}).epoch);
+  return given == 0 || (id(node) >= 1 && id(node) <= given && id(node) != self());
+}
+
 bool Cluster::alone(base::Time now) const {
   for (const auto& [info, lives] : manager_->acquaintances(now))
     if (id(info->node) != self() && !(info->leaving && info->instances.empty())) return false;

@@ -84,6 +84,8 @@ class Cluster {
   bool keeps(std::uint64_t node) const { return std::find(keepers().begin(), keepers().end(), node) != keepers().end(); }
   std::uint64_t config() const { return options_.identity.config; }
   std::uint64_t self() const { return options_.identity.number; }
+  // Whether the cluster has given this number to a node. One that joined just now knows of nobody yet, and says yes.
+  bool belongs(replication::NodeId node) const;
   bool alone(base::Time now) const;  // no other node was ever heard of that has not left
 
  private:

@@ -274,8 +274,15 @@ void InstanceThread::send_to_peers() {
 void InstanceThread::on_peer(const wire::Frame& frame) {
   if (replication::cluster_of(frame) != options_.cluster) return;
   const auto message = replication::decode_peer(frame);
-  if (message) core_->on_peer(*message);
-  else logger().warn("a message that is not one", {{"error", message.error()}});
+  if (!message) return logger().warn("a message that is not one", {{"error", message.error()}});
+  // Of one that has just joined the manager will tell; what is said is said again.
+  if (!addresses_.contains(message->from.instance)) {
+    constexpr std::size_t kSaid = 64;
+    if (strangers_.size() < kSaid && strangers_.insert(message->from.instance).second)
+      logger().warn("refused what an instance says that the cluster has not", {{"instance", static_cast<std::uint32_t>(message->from.instance)}});
+    return;
+  }
+  core_->on_peer(*message);
 }
 
 void InstanceThread::take(const ClusterNews& news) {

@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -176,6 +177,7 @@ class InstanceThread final : private net::FrameHandler {
   // The loop's thread alone.
   std::unordered_map<std::uint32_t, std::unique_ptr<net::PeerLink>> links_;  // by instance
   std::map<InstanceId, std::string> addresses_;
+  std::set<InstanceId> strangers_;  // who spoke and is none of the cluster's, as far as is known here; said once of each
   std::thread thread_;
 };
 

@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <thread>
@@ -61,6 +62,7 @@ struct Node::Parts final : net::FrameHandler {
     base::Time until;
   };
   std::vector<Joining> joining;
+  std::set<std::uint64_t> strangers;  // node numbers that were never given out; said once of each
   base::Time next_look{};
   bool pump_wanted = false, leaving = false;
   base::Time hand_over_until{}, next_goals{}, left_at{};

@@ -26,8 +26,17 @@ void Node::Parts::on_frame(net::ConnectionNumber from, const wire::Frame& frame,
   if (frame.type == wire::FrameType::goodbye) return;
   if (frame.type == wire::FrameType::manager) {
     if (frame.first != identity.cluster) return;
-    if (const auto message = decode_manager(frame)) cluster->on_message(*message, clock.now()), pump_soon();
-    else logger().warn("a message that is not one", {{"error", message.error()}});
+    const auto message = decode_manager(frame);
+    if (!message) return logger().warn("a message that is not one", {{"error", message.error()}});
+    const auto node = static_cast<std::uint64_t>(message->from);
+    if (!cluster->belongs(message->from)) {
+      constexpr std::size_t kSaid = 64;
+      if (strangers.size() < kSaid && strangers.insert(node).second)
+        logger().warn("refused what a node says that the cluster has not", {{"node", node}});
+      return;
+    }
+    cluster->on_message(*message, clock.now());
+    pump_soon();
     return;
   }
   if (frame.type != wire::FrameType::control_request)
