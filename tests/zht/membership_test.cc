@@ -14,7 +14,7 @@ std::unique_ptr<Cluster> founded(base::FileSystem& files, std::size_t nodes, std
   options.identity.number = number;
   options.identity.instance_count = 1;
   options.identity.partition_count = options.identity.founding.partitions = 8;
-  options.identity.member = {InstanceId{first_instance(number)}, 1};
+  options.identity.member.incarnation = 1;
   for (std::size_t n = 0; n < nodes; n++) options.identity.founding.nodes.push_back({"127.0.0.1:" + std::to_string(9000 + n), 1, ""});
   for (std::size_t n = 1; n <= options.identity.founding.keepers(); n++) options.identity.keepers.push_back(n);
   options.folder = "keeper";
