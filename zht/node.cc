@@ -8,7 +8,7 @@ namespace {
 
 Result<server::Settings> settings_of(const NodeOptions& options) {
   server::Settings settings;
-  settings.embedded = true;
+  settings.embedded = settings.mapped = true;
   settings.in_memory = options.data_folder.empty();
   settings.unix_sockets = options.local_socket;
   if (settings.in_memory && options.local_socket)

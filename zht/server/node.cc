@@ -81,7 +81,7 @@ Result<std::unique_ptr<Node>> Node::start(const Settings& settings, const Proced
     parts.files = no_files();
   } else {
     // Where every round is synced anyway, a system call less is nothing.
-    if (settings.embedded && settings.durability != "always") parts.files = mapped_files();
+    if (settings.mapped && settings.durability != "always") parts.files = mapped_files();
     TRY(support::make_private_folder(settings.data));
     auto lock = support::LockFile::acquire(settings.data + "/node.lock");
     if (!lock) {

@@ -55,6 +55,7 @@ struct Settings {
 
   // For a node inside a program (zht/node.h), which owns its own life: it keeps no services and no request stops it.
   bool embedded = false;
+  bool mapped = false;       // the log is written through memory (mapped_files.h), unless every round is synced
   bool unix_sockets = true;  // false: nobody finds it through the data folder
   bool in_memory = false;    // nothing is kept on disk; `data` is not used
 };

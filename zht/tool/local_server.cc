@@ -17,6 +17,7 @@ Result<std::unique_ptr<LocalServer>> LocalServer::start(const std::string& data_
   TRY(config.load_environment());
   TRY_LET(folder, support::absolute_path(data_folder));
   settings.data = folder;
+  settings.mapped = true;  // most rounds hold one caller's change: the write(2) would be half of it
   TRY(support::make_private_folder(folder));
   // Clients that look for a node and start one take turns with us.
   auto turn = support::LockFile::acquire(folder + "/start.lock");
