@@ -422,6 +422,7 @@ Result<Reply> commit(Transaction& tables, HomeId home, const CommitRequest& requ
     reply.inode = std::move(inode);
     return reply;
   }
+  bool known = false;
   if (request.store != 0) {
     const std::vector<std::uint64_t> wrote = request.wrote.empty() ? std::vector{request.store} : request.wrote;
     std::vector<std::uint64_t> stores = inode->store == 0 ? wrote : inode->stores();
@@ -437,6 +438,7 @@ Result<Reply> commit(Transaction& tables, HomeId home, const CommitRequest& requ
     inode->content.clear();
     inode->blocks = request.blocks;
   } else if (!request.bytes.empty()) {
+    known = request.revision != 0 && inode->revision == request.revision;
     if (!inode->has(Inode::kInline) || request.offset + request.bytes.size() > kMaxInline) {
       Reply reply = refuse(EMEDIUMTYPE);  // somebody else moved the content to a chunk store
       reply.inode = std::move(inode);
@@ -452,6 +454,8 @@ Result<Reply> commit(Transaction& tables, HomeId home, const CommitRequest& requ
   TRY(shard.put(*inode));
   if (request.appended_by != 0) TRY(end_append(tables, request.inode, request.appended_by));
   Reply reply;
+  reply.done = known;
+  if (known) inode->content.clear();
   reply.inode = std::move(inode);
   return reply;
 }

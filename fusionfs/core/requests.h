@@ -130,7 +130,8 @@ struct Reply {
   std::optional<Entry> other_entry;  // rename: what was replaced, or stands in the way
   std::optional<Inode> other;        // its inode as it is now, when it lives in this home
   bool gone = false;                 // the inode that lost a link was removed with its last: its chunks can go
-  bool done = false;                 // rename and transfers: the move took place
+  // rename and transfers: the move took place; commit: `inode` comes without its content, which is what the asker has.
+  bool done = false;
   std::uint64_t debt = 0;            // a link is to be taken off an inode of another home
   std::uint64_t sequence = 0;        // changes of names: the last listing record's
   Nanos lease_left = 0;              // the asking session holds the directory's lease for this long
@@ -278,8 +279,9 @@ struct CommitRequest {  // commit: what writing has changed
   std::uint64_t appended_by = 0;  // session: its right to append ends with this
   // With `store`: the stores that have got everything that was written; others have no copy any more.
   std::vector<std::uint64_t> wrote;
-  // Stores that have been given a copy, and of which revision of the file. Nothing else changes. EAGAIN: it has changed.
+  // Stores that have been given a copy, of this `revision` of the file. Nothing else changes. EAGAIN: it has changed.
   std::vector<std::uint64_t> copied;
+  // With `bytes`: the revision that the asker had before; then the answer needs no content.
   std::uint64_t revision = 0;
   template <typename A>
   void fields(A& a) {

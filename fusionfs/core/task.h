@@ -8,16 +8,58 @@
 //   start(twice(client), [](int result) { ... });   // or, where a thread may block (fuse/wait.h): wait(twice(client))
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <coroutine>
 #include <exception>
 #include <memory>
+#include <new>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "zht/client.h"
 
 namespace fusionfs {
+
+namespace detail {
+// Coroutines' frames are a few kilobytes, which an allocator takes longer over than over small ones, and a request needs four:
+// each thread keeps a few of each size that it has done with.
+class Frames {
+ public:
+  static void* take(std::size_t size) {
+    auto& kept = of(size);
+    if (kept.empty()) return ::operator new(rounded(size));
+    void* const frame = kept.back();
+    kept.pop_back();
+    return frame;
+  }
+  static void give(void* frame, std::size_t size) {
+    auto& kept = of(size);
+    if (size <= kLargest && kept.size() < kKept)
+      kept.push_back(frame);
+    else
+      ::operator delete(frame);
+  }
+
+ private:
+  static constexpr std::size_t kStep = 256, kLargest = 8192, kKept = 16;
+  static constexpr std::size_t rounded(std::size_t size) { return (size + kStep - 1) / kStep * kStep; }
+  struct Thread {
+    std::array<std::vector<void*>, kLargest / kStep + 2> by_size;  // the last: larger ones, of which none is kept
+    ~Thread() {
+      for (auto& kept : by_size) {
+        for (void* frame : kept) ::operator delete(frame);
+      }
+    }
+  };
+  static std::vector<void*>& of(std::size_t size) {
+    thread_local Thread thread;
+    return thread.by_size[std::min(rounded(size) / kStep, kLargest / kStep + 1)];
+  }
+};
+}  // namespace detail
 
 // A lazily started coroutine with one result and one waiter.
 template <typename T>
@@ -39,8 +81,11 @@ class [[nodiscard]] Task {
       };
       return Resume{};
     }
-    void return_value(T result) { value.emplace(std::move(result)); }
+    void return_value(T&& result) { value.emplace(std::move(result)); }
+    void return_value(const T& result) { value.emplace(result); }
     void unhandled_exception() { std::terminate(); }
+    static void* operator new(std::size_t size) { return detail::Frames::take(size); }
+    static void operator delete(void* frame, std::size_t size) { detail::Frames::give(frame, size); }
   };
 
   explicit Task(std::coroutine_handle<promise_type> handle) : handle_(handle) {}

@@ -1,6 +1,7 @@
 // Contents: reading, writing, appending, locking, committing. See file_system.h.
 #include <fcntl.h>
 #include <linux/falloc.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -320,6 +321,7 @@ Task<int> FileSystem::commit(std::shared_ptr<MountedInode> inode, bool ends_appe
         to = inode->dirty_to;
         request.offset = from;
         request.bytes = record.content.substr(from, to - from);
+        request.revision = record.revision;
       } else {
         request.store = record.store;
         request.wrote = inode->content ? inode->content_stores : record.stores();
@@ -341,6 +343,7 @@ Task<int> FileSystem::commit(std::shared_ptr<MountedInode> inode, bool ends_appe
     if (reply.error == 0) {
       if (spilled) inode->spilled = false;
       if (!inode->dirty) inode->dirty_from = inode->dirty_to = 0;
+      if (reply.done) reply.inode->content = inode->record.content;
       absorb_locked(*inode, *reply.inode, true);
       co_return 0;
     }
@@ -378,6 +381,48 @@ Task<int> FileSystem::flush(InodeId id) {
   co_return error;
 }
 
+Task<int> FileSystem::wrote_past_cache(InodeId id, bool privileged) {
+  const auto inode = table_.find(id);
+  if (!inode) co_return EBADF;
+  int error = options_.commit_at_once ? co_await commit_in_turn(inode) : 0;
+  std::uint32_t mode = 0;
+  bool attributes = false, shared = false;
+  {
+    const std::lock_guard lock(inode->mutex);
+    mode = inode->record.mode;
+    attributes = inode->record.has(Inode::kHasAttributes);
+    shared = inode->opens > 1;
+    if (shared) invalidate(*inode);
+  }
+  // What the kernel does itself before a write that goes through its cache.
+  const std::uint32_t set_ids = S_ISUID | ((mode & S_IXGRP) != 0 ? S_ISGID : 0u);
+  if (error == 0 && !privileged && (mode & set_ids) != 0) {
+    SetRequest request;
+    request.inode = id;
+    request.fields_set = SetRequest::kMode;
+    request.mode = mode & 07777 & ~set_ids;
+    request.now = metadata_.now();
+    const Looked changed = co_await setattr(request);
+    error = changed.error;
+  }
+  if (error == 0 && attributes) {
+    const int removed = co_await remove_attribute(id, "security.capability");
+    if (removed != ENODATA) error = removed;
+  }
+  // Its pages here and there may be older than what was written.
+  if (shared) co_await forgotten_by_kernel(inode);
+  co_return error;
+}
+
+// A small file written past the page cache is likely to be read soon. inode.mutex is held, and nobody else has it open: no
+// page of it is locked by a read that waits for us.
+void FileSystem::fill_cache_locked(MountedInode& inode) {
+  const Inode& record = inode.record;
+  if (!options_.fill_cache || inode.opens != 1 || inode.dirty || inode.in_flight || inode.gone) return;
+  if (!record.has(Inode::kInline) || record.content.empty() || record.content.size() != record.size) return;
+  if (inode.cached_revision == record.revision) options_.fill_cache(inode.id, record.content);
+}
+
 Task<int> FileSystem::sync(InodeId id) {
   const auto inode = table_.find(id);
   if (!inode) co_return EBADF;
@@ -409,8 +454,8 @@ Task<int> FileSystem::release(InodeId id, std::uint64_t handle, std::uint64_t fl
   const auto inode = table_.find(id);
   if (!inode) co_return EBADF;
   int error = co_await commit_in_turn(inode);
-  if (handle != 0) {
-    for (const std::uint64_t owner : locks_.owners_through(handle))
+  if (const std::uint64_t own = handle & ~kPastCache; own != 0) {
+    for (const std::uint64_t owner : locks_.owners_through(own))
       co_await locks_.drop(id, FileLock::Kind::record, owner);
   }
   if (flock_owner != 0) co_await locks_.drop(id, FileLock::Kind::flock, flock_owner);
@@ -418,6 +463,7 @@ Task<int> FileSystem::release(InodeId id, std::uint64_t handle, std::uint64_t fl
   SetRequest read_at;
   {
     const std::lock_guard lock(inode->mutex);
+    if ((handle & kPastCache) != 0) fill_cache_locked(*inode);
     inode->opens -= inode->opens > 0 ? 1 : 0;
     last = inode->opens == 0;
     reap = last && inode->gone;

@@ -694,6 +694,7 @@ Task<Opened> FileSystem::create(InodeId directory, std::string name, std::uint32
   absorb_locked(*inode, *reply.inode, false);
   inode->cached_revision = inode->record.revision;
   opened.inode = view(inode->record);
+  opened.alone = true;
   co_return opened;
 }
 
@@ -893,6 +894,7 @@ Task<Opened> FileSystem::open(InodeId id, int flags) {
   opened.keep_cache = inode->cached_revision != 0 && inode->cached_revision == inode->record.revision;
   inode->cached_revision = inode->record.revision;
   opened.inode = view(inode->record);
+  opened.alone = (flags & O_TRUNC) != 0 && inode->opens == 1;
   co_return opened;
 }
 

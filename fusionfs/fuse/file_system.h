@@ -46,6 +46,8 @@ struct FileSystemOptions {
       true;  // take the lease of directories in which names change: names known to be absent are not asked for
   // The page cache of this inode shows what is no longer so. Called on a thread of its own.
   std::function<void(InodeId)> changed_elsewhere;
+  // Puts the bytes of a small file that was written past the page cache into it. Must not wait for a file's reader.
+  std::function<void(InodeId, base::Bytes)> fill_cache;
   std::function<void(const std::string&)> warn;  // something an operator should read
 };
 
@@ -61,6 +63,7 @@ struct Opened {
   int error = 0;
   Inode inode;
   bool keep_cache = false;
+  bool alone = false;  // made by this, or emptied by this and open nowhere else in this mount: the page cache has nothing of it
 };
 struct TextReply {
   int error = 0;
@@ -121,7 +124,8 @@ class FileSystem {
   Task<int> flush(InodeId inode);
   // A descriptor of the process `owner` is closed: its record locks end, after what it wrote is committed.
   Task<int> closed(InodeId inode, std::uint64_t owner);
-  // An open file that tells of its closing by release() only.
+  // An open file that tells of its closing by release() only, or that writes past the kernel's page cache.
+  static constexpr std::uint64_t kPastCache = std::uint64_t{1} << 63;  // a handle's bit
   std::uint64_t new_handle() { return next_handle_.fetch_add(1, std::memory_order_relaxed); }
   Task<int> sync(InodeId inode);  // blocks on the chunk files' sync first, then commits
   // `handle`: of new_handle(), or 0; `flock_owner`: whose flock(2) ends, or 0.
@@ -129,6 +133,9 @@ class FileSystem {
   // Puts up to `size` bytes in `to`; `got` less at the end of the file.
   int read(InodeId inode, std::uint64_t offset, char* to, std::size_t size, std::size_t& got);
   int write(InodeId inode, std::uint64_t offset, base::Bytes bytes);
+  // After write() past the page cache, for the kernel's part in it: who else has the file open here sees the bytes; set-id bits
+  // (unless `privileged`) and capabilities go. With commit_at_once it is flush() too.
+  Task<int> wrote_past_cache(InodeId inode, bool privileged);
   // Writes at the end, wherever other mounts have put it. `believed`: where the kernel thinks that is.
   Task<int> append(InodeId inode, std::uint64_t believed, std::string bytes);
   // As FileLocks::lock(). Who has got a lock reads what was written under it elsewhere; who gives one up has committed.
@@ -191,6 +198,7 @@ class FileSystem {
   Task<Looked> truncate(std::shared_ptr<MountedInode> inode, SetRequest request);
   Task<int> refresh(std::shared_ptr<MountedInode> inode);
   int spill_locked(MountedInode& inode);                     // inode.mutex is held
+  void fill_cache_locked(MountedInode& inode);
   std::shared_ptr<Content> content_of(MountedInode& inode);  // inode.mutex is held
   void buried(const Inode& inode);
   void orphaned(const Inode& inode);

@@ -88,8 +88,12 @@ void reply_attributes(fuse_req_t request, const Looked& looked) {
   fuse_reply_attr(request, &status, glue_of(request).options.attribute_timeout);
 }
 
+// From this version of its protocol on (Linux 6.6) the kernel drops the pages of what is written past its cache.
+constexpr unsigned kDropsPages = 39;
+
 void on_init(void* userdata, fuse_conn_info* connection) {
-  const Glue& glue = *static_cast<Glue*>(userdata);
+  Glue& glue = *static_cast<Glue*>(userdata);
+  glue.writes_past_cache = connection->proto_minor >= kDropsPages;
   const auto want = [&](unsigned capability) {
     if ((connection->capable & capability) != 0) connection->want |= capability;
   };
@@ -276,12 +280,18 @@ bool close_is_idle(const FileSystem& files, int flags) {
   return access == O_RDONLY || (access == O_WRONLY && files.commits_at_once());
 }
 
-void set_handle(const Glue& glue, fuse_file_info& file) {
+void set_handle(const Glue& glue, fuse_file_info& file, bool alone) {
   file.noflush = close_is_idle(glue.files, file.flags) ? 1 : 0;
   file.fh = file.noflush != 0 ? glue.files.new_handle() : 0;
-  // The kernel puts what is appended where it believes the end to be: it must not keep it there.
-  const bool appends = (file.flags & O_APPEND) != 0 && (file.flags & O_ACCMODE) == O_WRONLY;
-  if (appends && !glue.options.writeback) file.direct_io = 1;
+  if (glue.options.writeback || (file.flags & O_ACCMODE) != O_WRONLY) return;
+  if ((file.flags & O_APPEND) != 0) {
+    // The kernel puts what is appended where it believes the end to be: it must not keep it there.
+    file.direct_io = 1;
+  } else if (alone && glue.writes_past_cache) {
+    // A new file is written straight through: a copy less, and the kernel does not ask for its capabilities before each write.
+    file.direct_io = 1;
+    file.fh |= FileSystem::kPastCache;
+  }
 }
 
 // Who opens a file and what for, as a line of provenance. Empty: it is not asked for.
@@ -313,7 +323,7 @@ void on_open(fuse_req_t request, fuse_ino_t inode, fuse_file_info* info) {
           file.keep_cache = opened.keep_cache ? 1 : 0;
           FileSystem& files = files_of(to);
           if (!use.empty()) files.note_use(inode_of(inode), use);
-          set_handle(glue_of(to), file);
+          set_handle(glue_of(to), file, opened.alone);
           if (fuse_reply_open(to, &file) != 0) start(files.release(inode_of(inode)), [](int) {});
         });
 }
@@ -335,7 +345,7 @@ void on_create(fuse_req_t request, fuse_ino_t parent, const char* name, mode_t m
           if (!use.empty()) files.note_use(opened.inode.id, use);
           const fuse_entry_param entry = to_entry(glue, opened.inode);
           file.keep_cache = opened.keep_cache ? 1 : 0;
-          set_handle(glue, file);
+          set_handle(glue, file, opened.alone);
           if (fuse_reply_create(to, &entry, &file) != 0) {
             const InodeId id = opened.inode.id;
             start(files.release(id), [&files, id](int) { files.forget(id, 1); });
@@ -371,11 +381,14 @@ void on_write(fuse_req_t request, fuse_ino_t inode, const char* bytes, std::size
   }
   const int error = files.write(inode_of(inode), static_cast<std::uint64_t>(offset), base::Bytes(bytes, size));
   if (error != 0) return answer_error(request, error);
-  if (!files.commits_at_once()) {
+  const bool past_cache = (info->fh & FileSystem::kPastCache) != 0;
+  if (!files.commits_at_once() && !past_cache) {
     fuse_reply_write(request, size);
     return;
   }
-  serve(request, files.flush(inode_of(inode)), [size](fuse_req_t to, int failed) {
+  Task<int> rest = past_cache ? files.wrote_past_cache(inode_of(inode), fuse_req_ctx(request)->uid == 0)
+                              : files.flush(inode_of(inode));
+  serve(request, std::move(rest), [size](fuse_req_t to, int failed) {
     if (failed != 0)
       answer_error(to, failed);
     else
@@ -448,7 +461,7 @@ void set_lock_of(fuse_req_t request, fuse_ino_t inode, const FileLock& lock, boo
 }
 
 void on_setlk(fuse_req_t request, fuse_ino_t inode, fuse_file_info* info, struct flock* given, int sleep) {
-  set_lock_of(request, inode, record_lock(*given, *info), sleep != 0, info->fh);
+  set_lock_of(request, inode, record_lock(*given, *info), sleep != 0, info->fh & ~FileSystem::kPastCache);
 }
 
 void on_flock(fuse_req_t request, fuse_ino_t inode, fuse_file_info* info, int operation) {
@@ -459,7 +472,7 @@ void on_flock(fuse_req_t request, fuse_ino_t inode, fuse_file_info* info, int op
                                            : FileLock::Type::shared;
   lock.owner = info->lock_owner;
   lock.pid = static_cast<std::uint32_t>(fuse_req_ctx(request)->pid);
-  set_lock_of(request, inode, lock, (operation & LOCK_NB) == 0, info->fh);
+  set_lock_of(request, inode, lock, (operation & LOCK_NB) == 0, info->fh & ~FileSystem::kPastCache);
 }
 
 void on_fsync(fuse_req_t request, fuse_ino_t inode, int, fuse_file_info*) {

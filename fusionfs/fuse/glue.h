@@ -25,6 +25,7 @@ struct GlueOptions {
 struct Glue {
   FileSystem& files;
   GlueOptions options;
+  bool writes_past_cache = false;  // new files opened for writing alone; set by init, before any other request
 };
 
 const fuse_lowlevel_ops& fuse_operations();

@@ -109,8 +109,8 @@ Result<void> parse_options(const std::string& list, MountOptions& options) {
       options.relatime = name == "relatime";
     else if (plain && name == "provenance")
       options.provenance = true;
-    else if (plain && name == "embed")
-      options.embed = true;
+    else if (plain && (name == "embed" || name == "noembed"))
+      options.embed = name == "embed";
     else if (plain && name == "dev")
       options.device_files = true;
     else if (plain && name == "nodev")
@@ -175,7 +175,7 @@ Result<void> parse_options(const std::string& list, MountOptions& options) {
     } else if (!part.empty()) {
       return fail(Code::invalid, "-o ", base::escape(part),
                   ": no such option; known are ro, rw, allow_other, noallow_other, acl, writeback, "
-                  "dev, nodev, suid, nosuid, exec, noexec, nonempty, embed, local_lock=all|none, relatime, noatime, "
+                  "dev, nodev, suid, nosuid, exec, noexec, nonempty, embed, noembed, local_lock=all|none, relatime, noatime, "
                   "provenance, replicas=N, serve[=ADDRESS[:PORT]], noserve, uid=N, gid=N, umask=OCTAL, "
                   "attr_timeout=S, entry_timeout=S, threads=N, cluster=HOST:PORT, data=FOLDER");
     }
@@ -314,6 +314,11 @@ Result<bool> serve_mount(zht::Client& client, const MountOptions& options, const
   file_options.warn = [](const std::string& text) { log.warn(text); };
   file_options.changed_elsewhere = [&session](InodeId inode) {
     if (session != nullptr) fuse_lowlevel_notify_inval_inode(session, raw(inode), 0, 0);
+  };
+  file_options.fill_cache = [&session](InodeId inode, base::Bytes bytes) {
+    fuse_bufvec data = FUSE_BUFVEC_INIT(bytes.size());
+    data.buf[0].mem = const_cast<char*>(bytes.data());
+    if (session != nullptr) fuse_lowlevel_notify_store(session, raw(inode), 0, &data, FUSE_BUF_NO_SPLICE);
   };
   std::unique_ptr<ChunkServer> server;
   if (!options.serve_host.empty()) {

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """The fusionfs program: its verbs and options, a mount that is its own node, and rm -rf, copies and SQLite on it."""
+import mmap
 import os
 import shutil
 import signal
@@ -150,6 +151,37 @@ class Program(unittest.TestCase):
                        "fusionfs umount m; ! mountpoint -q m; test -z \"`ls m`\"; zht stop\n")
         self.box.run("unshare", "-m", "sh", "-c", f"mount --make-rprivate / && mount --bind {device} /dev/fuse && "
                      f"exec {become} sh {self.box.path('as-user')}")
+
+    def test_a_new_files_writes_pass_the_page_cache_and_nobody_can_tell(self):
+        mount = self.box.mount("mnt")
+        path = os.path.join(mount, "f")
+        writer = os.open(path, os.O_CREAT | os.O_WRONLY, 0o666)
+        os.write(writer, b"a" * 8192)
+        reader = os.open(path, os.O_RDONLY)
+        with mmap.mmap(reader, 8192, prot=mmap.PROT_READ) as mapped:
+            self.assertEqual(mapped[:], b"a" * 8192)
+            for letter in b"bcdefgh":
+                os.pwrite(writer, bytes([letter]) * 5000, 100)
+                self.assertEqual(mapped[99:5101], b"a" + bytes([letter]) * 5000 + b"a")
+                self.assertEqual(os.pread(reader, 5002, 99), b"a" + bytes([letter]) * 5000 + b"a")
+        os.close(reader)
+        os.close(writer)
+        if os.geteuid() == 0:
+            # Written by somebody without privileges, a file is not run with its owner's any more.
+            writer = os.open(os.path.join(mount, "g"), os.O_CREAT | os.O_WRONLY, 0o777)
+            os.fchmod(writer, 0o6777)
+            child = os.fork()
+            if child == 0:
+                try:
+                    os.setgid(65534)
+                    os.setuid(65534)
+                    os.write(writer, b"x")
+                finally:
+                    os._exit(0)
+            os.waitpid(child, 0)
+            self.assertEqual(stat.S_IMODE(os.fstat(writer).st_mode), 0o777)
+            os.close(writer)
+        self.box.umount(mount)
 
     def test_real_use(self):
         mount = self.box.mount("mnt", "-o", "embed")

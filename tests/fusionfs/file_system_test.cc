@@ -51,6 +51,7 @@ class FileSystemTest : public testing::Test {
     options.split_at = 6;                                      // the random ones grow past it
     options.leases = leases;                                   // they take turns more often than leases end
     options.warn = [](const std::string& text) { ADD_FAILURE() << text; };
+    options.fill_cache = [this](InodeId id, base::Bytes bytes) { filled_[raw(id)] = bytes; };
     made.files = std::make_unique<FileSystem>(*made.client, store_->clock(), *chunks_, options);
     EXPECT_EQ(wait(made.files->start(0755, 0, 0)), 0);
     return made;
@@ -97,6 +98,7 @@ class FileSystemTest : public testing::Test {
   std::unique_ptr<testing_support::LocalStore> store_;
   std::string folder_;
   std::unique_ptr<ChunkStore> chunks_;
+  std::map<std::uint64_t, std::string> filled_;  // the kernel's page cache, by inode
   Mount a_, b_;
 };
 
@@ -243,6 +245,56 @@ TEST_F(FileSystemTest, AnotherMountsChangeWaitsForTheLeaseAndIsSeen) {
   EXPECT_EQ(other.files->stop(), 0);
   done = true;
   clock.join();
+}
+
+TEST_F(FileSystemTest, AWritePastTheCacheTakesSetIdBitsAndCapabilities) {
+  FileSystem& files = *a_.files;
+  const InodeId id = create(files, kRootInode, "f");
+  const auto set_mode = [&](std::uint32_t mode) {
+    SetRequest request;
+    request.inode = id;
+    request.fields_set = SetRequest::kMode;
+    request.mode = mode;
+    EXPECT_EQ(wait(files.setattr(request)).error, 0);
+  };
+  const auto mode_after = [&](bool privileged) {
+    EXPECT_EQ(files.write(id, 0, "x"), 0);
+    EXPECT_EQ(wait(files.wrote_past_cache(id, privileged)), 0);
+    return wait(files.getattr(id)).inode.mode & 07777;
+  };
+  set_mode(06755);
+  EXPECT_EQ(mode_after(true), 06755u);
+  EXPECT_EQ(mode_after(false), 0755u);
+  set_mode(02745);  // without the group's execute bit it asks for mandatory locks and stays
+  EXPECT_EQ(mode_after(false), 02745u);
+  for (const char* name : {"security.capability", "user.note"})
+    EXPECT_EQ(wait(files.set_attribute(id, name, "v", 0, std::nullopt)), 0);
+  mode_after(true);
+  EXPECT_EQ(wait(files.get_attribute(id, "security.capability")).error, ENODATA);
+  EXPECT_EQ(wait(files.get_attribute(id, "user.note")).text, "v");
+  EXPECT_EQ(wait(files.release(id)), 0);
+}
+
+TEST_F(FileSystemTest, ASmallFileWrittenPastTheCacheIsPutIntoItByTheLastClose) {
+  FileSystem& files = *a_.files;
+  const auto write_and_close = [&](const std::string& name, const std::string& bytes, bool read_meanwhile) {
+    const InodeId id = create(files, kRootInode, name);
+    if (read_meanwhile) EXPECT_EQ(wait(files.open(id, O_RDONLY)).error, 0);
+    EXPECT_EQ(files.write(id, 0, bytes), 0);
+    EXPECT_EQ(wait(files.wrote_past_cache(id, true)), 0);
+    EXPECT_EQ(wait(files.flush(id)), 0);
+    EXPECT_EQ(wait(files.release(id, FileSystem::kPastCache)), 0);
+    const bool filled = filled_.count(raw(id)) != 0;
+    if (filled) EXPECT_EQ(filled_[raw(id)], bytes);
+    if (read_meanwhile) EXPECT_EQ(wait(files.release(id)), 0);
+    const Opened again = wait(files.open(id, O_RDONLY));
+    EXPECT_TRUE(again.keep_cache) << name;
+    EXPECT_EQ(wait(files.release(id)), 0);
+    return filled;
+  };
+  EXPECT_TRUE(write_and_close("small", std::string(4096, 's'), false));
+  EXPECT_FALSE(write_and_close("read meanwhile", "r", true));
+  EXPECT_FALSE(write_and_close("big", std::string(100'000, 'b'), false));
 }
 
 TEST_F(FileSystemTest, ReadOnlyMountsRefuseEveryChange) {

@@ -69,6 +69,18 @@ TEST(HashTest, SimilarKeysAreSpreadEvenly) {
   EXPECT_GT(chi, 1023 - 5 * 45);
 }
 
+TEST(CrcTest, OfALongInputIsThatOfItsParts) {
+  std::string bytes(20'000, '\0');
+  Random random(3);
+  for (char& byte : bytes) byte = static_cast<char>(random.next());
+  for (const std::size_t size : {4079u, 4080u, 4081u, 4096u, 8159u, 8160u, 8161u, 12'345u, 20'000u}) {
+    const Bytes all = Bytes(bytes).substr(0, size);
+    std::uint32_t parts = 0;
+    for (std::size_t at = 0; at < size; at += 100) parts = crc32c(all.substr(at, 100), parts);
+    EXPECT_EQ(crc32c(all), parts) << size;
+  }
+}
+
 TEST(CrcTest, KnownValues) {
   EXPECT_EQ(crc32c(""), 0u);
   EXPECT_EQ(crc32c("123456789"), 0xe3069283u);  // RFC 3720
