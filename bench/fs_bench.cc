@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <thread>
@@ -19,9 +20,10 @@ using bench::require;
 
 constexpr std::size_t kSmall = 4096;
 
-// A system ten times slower is asked for fewer operations: rates need no more of them.
+// A system many times slower is asked for fewer operations: rates need no more of them.
 std::size_t share(const bench::Arguments& arguments, std::size_t count) {
-  return arguments.system == "juicefs" ? std::max<std::size_t>(count / 10, 80) : count;
+  const std::size_t slower = arguments.system == "juicefs" ? 20 : arguments.system == "glusterfs" ? 40 : 1;
+  return slower > 1 ? std::max<std::size_t>(count / slower, 80) : count;
 }
 
 std::string path_of(const std::string& folder, int thread, const char* kind, std::size_t number) {
@@ -56,7 +58,7 @@ std::string pattern(int thread, std::size_t number) {
 }
 
 void names_and_small_files(const bench::Report& report, const bench::Arguments& arguments, int threads) {
-  const std::size_t count = share(arguments, arguments.pick<std::size_t>(80, 8'000, 40'000));
+  const std::size_t count = share(arguments, arguments.pick<std::size_t>(80, 6'000, 40'000));
   const std::string suffix = " " + std::to_string(threads) + (threads == 1 ? " thread" : " threads");
   const std::string folder = arguments.folder + "/t" + std::to_string(threads);
   must(::mkdir(folder.c_str(), 0755), "mkdir", folder);
@@ -172,9 +174,12 @@ void sequential(const bench::Report& report, const bench::Arguments& arguments) 
   must(::unlink(path.c_str()), "unlink", path);
 }
 
-// One directory that grows (to a million names in a full run): the rate of each tenth, then how fast it is listed.
+// One directory that grows (to a million names in a full run, or to --directory=N): the rate of each tenth, then how fast it is
+// listed.
 void one_directory(const bench::Report& report, const bench::Arguments& arguments) {
-  const std::size_t count = share(arguments, arguments.pick<std::size_t>(2'000, 50'000, 1'000'000)), tenth = count / 10;
+  const std::size_t wanted = std::strtoul(arguments.option("directory", "0").c_str(), nullptr, 10) / 10 * 10;
+  const std::size_t usual = arguments.pick<std::size_t>(2'000, 50'000, 1'000'000);
+  const std::size_t count = wanted > 0 ? wanted : share(arguments, usual), tenth = count / 10;
   const std::string folder = arguments.folder + "/one";
   must(::mkdir(folder.c_str(), 0755), "mkdir", folder);
   for (std::size_t part = 0; part < 10; ++part) {
@@ -206,10 +211,14 @@ void one_directory(const bench::Report& report, const bench::Arguments& argument
 }  // namespace
 
 int main(int argc, char** argv) {
-  const bench::Arguments arguments = bench::parse("fs", {"fusionfs", "fuse_limit", "juicefs", "local"}, argc, argv);
+  const bench::Arguments arguments =
+      bench::parse("fs", {"fusionfs", "fuse_limit", "juicefs", "glusterfs", "local"}, argc, argv);
   const bench::Report report(arguments);
-  for (const int threads : {1, 2, 8}) names_and_small_files(report, arguments, threads);
-  sequential(report, arguments);
-  one_directory(report, arguments);
+  const std::string only = arguments.option("only", "");  // names, sequential or directory
+  for (const int threads : {1, 2, 8}) {
+    if (only.empty() || only == "names") names_and_small_files(report, arguments, threads);
+  }
+  if (only.empty() || only == "sequential") sequential(report, arguments);
+  if (only.empty() || only == "directory") one_directory(report, arguments);
   return 0;
 }

@@ -228,7 +228,7 @@ def fusionfs(binaries, durability):
         environment = dict(os.environ, ZHT_DATA=data, ZHT_DURABILITY=durability)
         environment.pop("ZHT_CLUSTER", None)
         quiet = {"env": environment, "check": False, "stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
-        done = subprocess.run([os.path.join(binaries, "fusionfs"), "mount", "-o", "embed", point], text=True, stderr=subprocess.PIPE,
+        done = subprocess.run([os.path.join(binaries, "fusionfs"), "mount", point], text=True, stderr=subprocess.PIPE,
                               timeout=DEADLINE, **quiet)
         if done.returncode != 0:
             raise Unavailable(f"fusionfs mount: {done.stderr.strip()}")
@@ -281,6 +281,90 @@ def juicefs(durability, may_fetch):
         finally:
             unmount(point)
             end(process)
+
+
+BRICK = """
+volume posix
+  type storage/posix
+  option directory {folder}/brick
+end-volume
+volume locks
+  type features/locks
+  subvolumes posix
+end-volume
+volume threads
+  type performance/io-threads
+  subvolumes locks
+end-volume
+volume brick
+  type protocol/server
+  option transport-type tcp
+  option transport.socket.bind-address 127.0.0.1
+  option transport.socket.listen-port {port}
+  option auth.addr.threads.allow *
+  subvolumes threads
+end-volume
+"""
+CLIENT = """
+volume remote
+  type protocol/client
+  option transport-type tcp
+  option remote-host 127.0.0.1
+  option remote-port {port}
+  option remote-subvolume threads
+end-volume
+volume behind
+  type performance/write-behind
+  subvolumes remote
+end-volume
+volume cache
+  type performance/md-cache
+  subvolumes behind
+end-volume
+"""
+
+
+@contextlib.contextmanager
+def glusterfs(may_fetch):
+    """One brick in a local folder and a client over loopback, without glusterd; yields an empty folder in the mount. GlusterFS
+    finds its parts at one place only: unpacked ones are laid over it, in a mount namespace that only its processes see."""
+    need_fuse()
+    if os.geteuid() != 0:
+        raise Unavailable("GlusterFS stores and mounts as root only")
+    path = program("glusterfsd", "glusterfs-server", may_fetch)
+    with folder() as place:
+        brick, point, port = os.path.join(place, "brick"), os.path.join(place, "mnt"), free_port()
+        os.mkdir(brick)
+        os.mkdir(point)
+        for name, text in (("brick.vol", BRICK), ("client.vol", CLIENT)):
+            with open(os.path.join(place, name), "w", encoding="ascii") as file:
+                file.write(text.format(folder=place, port=port))
+        overlay = ":"
+        if path.startswith(PEERS):
+            ours = glob.glob(os.path.join(PEERS, "usr", "lib", "*-linux-gnu"))[0]
+            there = ours[len(PEERS):]
+            overlay = f"mount -t overlay overlay -o lowerdir={ours}:{there} {there}"
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+
+        def start(name, inside, *rest):
+            command = [os.path.join(os.path.dirname(path), name), "-N", "-f", os.path.join(place, inside + ".vol"), "-l",
+                       os.path.join(place, inside + ".log"), *rest]
+            return subprocess.Popen(["unshare", "--mount", "--propagation", "private", "sh", "-c", overlay + ' && exec "$@"', "sh",
+                                     *command], **quiet)
+
+        server_process = start("glusterfsd", "brick")
+        client_process = None
+        try:
+            wait_for(lambda: answers(port), "glusterfsd", server_process)
+            client_process = start("glusterfs", "client", point)
+            seen = f"/proc/{client_process.pid}/root{point}"  # in its namespace
+            wait_for(lambda: os.path.ismount(seen), "glusterfs", client_process)
+            os.mkdir(os.path.join(seen, "bench"))
+            yield os.path.join(seen, "bench")
+        finally:
+            for process in (client_process, server_process):
+                if process is not None:
+                    end(process)
 
 
 @contextlib.contextmanager

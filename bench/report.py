@@ -156,6 +156,17 @@ def scale_plot(lines, metric):
     return curves(series, f"scale: {metric}", "nodes", metric, log_x=True, log_y=metric != "efficiency")
 
 
+def directory_plot(lines):
+    """`fs`: the rate at which files are made in one directory while it grows."""
+    series = {}
+    for line in lines:
+        found = re.fullmatch(r"create, one directory (\d+)%", line["row"])
+        if found:
+            series.setdefault(line["system"], []).append((int(found[1]) + 5, line["value"]))
+    return curves({system: sorted(line) for system, line in series.items()}, "fs: files made in one directory while it grows",
+                  "% of its names made", "files/s")
+
+
 PARTS = {"client": "the client's own work", "wire": "the way through more switches", "wake": "waking up", "service": "the instance's work",
          "queue": "waiting behind other requests", "connect": "opening connections (a client keeps 256)", "copies": "the second copy"}
 
@@ -209,6 +220,11 @@ def main(files):
                     file.write(scale_plot(mine, metric) if bench == "scale" else
                                plot([line for line in mine if line["metric"] == metric], metric,
                                     f"{bench}: {metric} ({better}; each row to its own scale)"))
+                print(f"plot: {os.path.relpath(target)}")
+            if bench == "fs":
+                target = f"{os.path.splitext(path)[0]}-{bench}-directory.svg"
+                with open(target, "w", encoding="utf-8") as file:
+                    file.write(directory_plot(mine))
                 print(f"plot: {os.path.relpath(target)}")
             print()
     return 0
