@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <memory>
@@ -59,11 +60,19 @@ Result<std::optional<support::LockFile>> see_to_serving(const support::CommonFla
   return std::optional<support::LockFile>();
 }
 
-// Serves the mount until it ends. With -o embed a local node that is not running yet runs in this process: most of what
-// a mount does is then done without a switch to another one.
+// Whether no mount, agent or other service of the data folder runs besides `own`.
+bool alone(const std::string& data_folder, const std::string& own) {
+  const std::vector<std::string> running = support::running_services(data_folder);
+  return std::all_of(running.begin(), running.end(), [&](const std::string& name) { return name == own; });
+}
+
+// Serves the mount until it ends. A local node that is not running yet runs in this process (unless -o noembed, or nodes are
+// configured): what a mount asks of it is then done without a switch to another process. It goes with the mount, or with the
+// last of the others that use it meanwhile; whoever comes later starts one.
 Result<void> serve(const support::CommonFlags& common, MountOptions options, const std::function<void()>& ready) {
   block_signals();
-  auto lock = support::hold_service(options.data_folder, service_name(options.directory));
+  const std::string own = service_name(options.directory);
+  auto lock = support::hold_service(options.data_folder, own);
   if (!lock) return lock.error();
   std::optional<support::LockFile> held(std::move(*lock));
   zht::ClientOptions client_options = common.client_options();
@@ -71,7 +80,7 @@ Result<void> serve(const support::CommonFlags& common, MountOptions options, con
   if (common.timeout.count() == 0) client_options.timeout = kDefaultTimeout;
   std::unique_ptr<zht::LocalServer> node;
   std::unique_ptr<zht::Client> client;
-  if (options.embed && cluster_of(common).empty() && client_options.start_node) {
+  if (options.embed.value_or(!options.serve.value_or(false)) && cluster_of(common).empty() && client_options.start_node) {
     auto started = zht::LocalServer::start(options.data_folder);
     if (!started && started.code() != Code::conflict) return started.error();
     if (started) {
@@ -79,7 +88,7 @@ Result<void> serve(const support::CommonFlags& common, MountOptions options, con
       client = node->client();
       options.store_in_process = true;
       if (!common.quiet)
-        std::fprintf(stderr, "zht: started a local node in %s (stop it with: zht stop)\n", options.data_folder.c_str());
+        std::fprintf(stderr, "zht: the mount is the local node in %s as long as it lasts\n", options.data_folder.c_str());
     }
   }
   if (!client) {
@@ -95,14 +104,19 @@ Result<void> serve(const support::CommonFlags& common, MountOptions options, con
   }
   const auto served = serve_mount(*client, options, ready, [&] { held.reset(); });
   if (!served) return served.error();
+  serving.reset();
+  client.reset();
+  const bool told_to_end = *served;
+  if (node && !told_to_end && alone(options.data_folder, own)) node.reset();  // before the lock: umount waits for that
   held.reset();
   if (!node) return {};
-  // Others may be using the node: it stays until it is stopped, or this process is.
-  client.reset();
   support::SignalWaiter signals({SIGTERM, SIGINT});
-  if (*served) node->stop();
+  if (told_to_end) node->stop();
   while (!node->ended(std::chrono::milliseconds(0))) {
-    if (signals.wait(std::chrono::milliseconds(500))) node->stop();
+    if (signals.wait(std::chrono::milliseconds(500)))
+      node->stop();
+    else if (!told_to_end && alone(options.data_folder, own))
+      break;
   }
   return {};
 }

@@ -34,8 +34,12 @@ class Program(unittest.TestCase):
         self.box = Sandbox()
         self.addCleanup(self.box.clean_up)
 
-    def test_a_mount_that_is_its_own_node_leaves_the_node_when_it_goes(self):
-        mount = self.box.mount("mnt", "-o", "embed")
+    def test_a_mount_that_is_its_own_node(self):
+        mount = self.box.path("mnt")  # as anybody mounts
+        os.mkdir(mount)
+        self.box.mounts.append(mount)
+        self.box.run("fusionfs", "mount", mount)
+        self.assertEqual(len(self.box.processes()), 1, "mount and node are one process")
         with open(os.path.join(mount, "a"), "w", encoding="ascii") as file:
             file.write("hello")
         self.assertEqual(self.box.out("fusionfs", "ls", "/").split()[-1], "a")
@@ -48,11 +52,17 @@ class Program(unittest.TestCase):
             self.assertEqual(file.read(), "from the other")
         pid = self.box.node_pid()
         self.box.umount(mount)
-        self.assertEqual(self.box.node_pid(), pid, "the node is still there")
+        self.assertEqual(self.box.node_pid(), pid, "the other mount has it still")
         os.mkdir(os.path.join(other, "d"))
         self.box.umount(other)
+        harness.wait_for(lambda: not self.box.processes(), "the end of the node with the last that used it")
+        self.assertEqual(self.box.out("fusionfs", "ls", "/").split()[-1], "d")  # starts a node in the background
         self.box.run("zht", "stop")
         harness.wait_for(lambda: not self.box.processes(), "the end of every process of the sandbox")
+        # A lone mount takes its node along.
+        mount = self.box.mount("mnt", "-o", "embed")
+        self.box.umount(mount)
+        harness.wait_for(lambda: not self.box.processes(), "the end of mount and node")
         # kill -9 takes both; what was acknowledged is there at the next mount.
         mount = self.box.mount("mnt", "-o", "embed")
         for number in range(200):
