@@ -214,8 +214,10 @@ Task<int> Metadata::drop_directory_soon(InodeId directory) {
 Task<int> Metadata::split_when_big(HomeId home, std::uint32_t names) {
   {
     const Exclusive lock(shards_mutex_);
-    // A split that failed (no room, say) is tried again when there are a good many names more.
-    std::uint32_t& tried = splitting_[raw(home)];
+    // A directory's homes grow together: each is split at a size of its own, so that they are not all split at once. A split
+    // that failed (no room, say) is tried again when there are a good many names more.
+    const std::uint32_t own = options_.split_at / 4 * static_cast<std::uint32_t>(raw(home) % 8) / 8;
+    std::uint32_t& tried = splitting_.try_emplace(raw(home), options_.split_at + own).first->second;
     if (names < tried) co_return 0;
     tried = names + options_.split_at / 4;
   }

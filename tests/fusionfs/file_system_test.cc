@@ -279,14 +279,20 @@ TEST_F(FileSystemTest, ASmallFileWrittenPastTheCacheIsPutIntoItByTheLastClose) {
   FileSystem& files = *a_.files;
   const auto write_and_close = [&](const std::string& name, const std::string& bytes, bool read_meanwhile) {
     const InodeId id = create(files, kRootInode, name);
-    if (read_meanwhile) EXPECT_EQ(wait(files.open(id, O_RDONLY)).error, 0);
+    if (read_meanwhile) {
+      EXPECT_EQ(wait(files.open(id, O_RDONLY)).error, 0);
+    }
     EXPECT_EQ(files.write(id, 0, bytes), 0);
     EXPECT_EQ(wait(files.wrote_past_cache(id, true)), 0);
     EXPECT_EQ(wait(files.flush(id)), 0);
     EXPECT_EQ(wait(files.release(id, FileSystem::kPastCache)), 0);
     const bool filled = filled_.count(raw(id)) != 0;
-    if (filled) EXPECT_EQ(filled_[raw(id)], bytes);
-    if (read_meanwhile) EXPECT_EQ(wait(files.release(id)), 0);
+    if (filled) {
+      EXPECT_EQ(filled_[raw(id)], bytes);
+    }
+    if (read_meanwhile) {
+      EXPECT_EQ(wait(files.release(id)), 0);
+    }
     const Opened again = wait(files.open(id, O_RDONLY));
     EXPECT_TRUE(again.keep_cache) << name;
     EXPECT_EQ(wait(files.release(id)), 0);
