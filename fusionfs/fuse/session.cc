@@ -294,7 +294,7 @@ struct SignalHandlers {
 }  // namespace
 
 Result<bool> serve_mount(zht::Client& client, const MountOptions& options, const std::function<void()>& ready,
-                         const std::function<void()>& committed) {
+                         const std::function<void(bool signalled)>& committed) {
   static const support::Log log("fusionfs.mount");
   rlimit files{};
   if (::getrlimit(RLIMIT_NOFILE, &files) == 0) {
@@ -381,7 +381,7 @@ Result<bool> serve_mount(zht::Client& client, const MountOptions& options, const
     fuse_session_unmount(session);
   }
   const int error = file_system.stop();
-  committed();
+  committed(signal_came != 0);
   chunks->end_writing();
   if (session != nullptr) {
     fuse_session* last = session;

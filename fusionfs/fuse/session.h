@@ -55,7 +55,7 @@ base::Result<void> check_mount_point(const MountOptions& options);
 // blocked in every thread when this is called. Returns whether a signal ended it. Errors: what mounting met; io:
 // something could not be committed.
 base::Result<bool> serve_mount(zht::Client& client, const MountOptions& options, const std::function<void()>& ready,
-                               const std::function<void()>& committed);
+                               const std::function<void(bool signalled)>& committed);
 
 // Unmounts; a busy one only when `lazy`. not_found: nothing of ours is mounted there.
 base::Result<void> unmount(const std::string& directory, bool lazy);

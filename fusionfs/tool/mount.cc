@@ -102,13 +102,15 @@ Result<void> serve(const support::CommonFlags& common, MountOptions options, con
     TRY_LET(others_reach_it, see_to_serving(common, options, node != nullptr));
     serving = std::move(others_reach_it);
   }
-  const auto served = serve_mount(*client, options, ready, [&] { held.reset(); });
+  const auto served = serve_mount(*client, options, ready, [&](bool told_to_end) {
+    // Before the name is given up: who mounts next is the node again.
+    if (node && !told_to_end && !serving && alone(options.data_folder, own)) node.reset();
+    held.reset();
+  });
   if (!served) return served.error();
   serving.reset();
   client.reset();
   const bool told_to_end = *served;
-  if (node && !told_to_end && alone(options.data_folder, own)) node.reset();  // before the lock: umount waits for that
-  held.reset();
   if (!node) return {};
   support::SignalWaiter signals({SIGTERM, SIGINT});
   if (told_to_end) node->stop();
