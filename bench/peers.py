@@ -228,7 +228,7 @@ def fusionfs(binaries, durability):
         environment = dict(os.environ, ZHT_DATA=data, ZHT_DURABILITY=durability)
         environment.pop("ZHT_CLUSTER", None)
         quiet = {"env": environment, "check": False, "stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
-        done = subprocess.run([os.path.join(binaries, "fusionfs"), "mount", point], text=True, stderr=subprocess.PIPE,
+        done = subprocess.run([os.path.join(binaries, "fusionfs"), "mount", "-o", "embed", point], text=True, stderr=subprocess.PIPE,
                               timeout=DEADLINE, **quiet)
         if done.returncode != 0:
             raise Unavailable(f"fusionfs mount: {done.stderr.strip()}")

@@ -38,8 +38,8 @@ struct MountOptions {
   std::string serve_host;          // where this node's chunks are served to other nodes; empty: they are not
   std::uint16_t serve_port = 0;    // 0: any
   std::optional<bool> serve;       // asked for or refused; else: when the store is a cluster
-  // Be the local node too, when none runs: the mount's business is then done in one process. Absent: unless nodes are configured.
-  std::optional<bool> embed;
+  // Be the local node too, when none runs and no nodes are configured: the mount's business is then done in one process.
+  bool embed = false;
   bool store_in_process = false;  // the client given executes on the calling thread (zht/local_server.h)
 };
 

@@ -66,7 +66,7 @@ bool alone(const std::string& data_folder, const std::string& own) {
   return std::all_of(running.begin(), running.end(), [&](const std::string& name) { return name == own; });
 }
 
-// Serves the mount until it ends. A local node that is not running yet runs in this process (unless -o noembed, or nodes are
+// Serves the mount until it ends. With -o embed a local node that is not running yet runs in this process (unless nodes are
 // configured): what a mount asks of it is then done without a switch to another process. It goes with the mount, or with the
 // last of the others that use it meanwhile; whoever comes later starts one.
 Result<void> serve(const support::CommonFlags& common, MountOptions options, const std::function<void()>& ready) {
@@ -80,7 +80,7 @@ Result<void> serve(const support::CommonFlags& common, MountOptions options, con
   if (common.timeout.count() == 0) client_options.timeout = kDefaultTimeout;
   std::unique_ptr<zht::LocalServer> node;
   std::unique_ptr<zht::Client> client;
-  if (options.embed.value_or(!options.serve.value_or(false)) && cluster_of(common).empty() && client_options.start_node) {
+  if (options.embed && cluster_of(common).empty() && client_options.start_node) {
     auto started = zht::LocalServer::start(options.data_folder);
     if (!started && started.code() != Code::conflict) return started.error();
     if (started) {

@@ -193,9 +193,6 @@ class Sandbox:
     # FusionFS -------------------------------------------------------------------------------------------------------
 
     def mount(self, name="mnt", *options):
-        """Beside its node, so that a test can end either, unless `options` say otherwise."""
-        if not any("embed" in option for option in options):
-            options = ("-o", "noembed", *options)
         point = self.path(name)
         os.makedirs(point, exist_ok=True)
         self.mounts.append(point)

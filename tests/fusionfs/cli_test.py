@@ -35,10 +35,7 @@ class Program(unittest.TestCase):
         self.addCleanup(self.box.clean_up)
 
     def test_a_mount_that_is_its_own_node(self):
-        mount = self.box.path("mnt")  # as anybody mounts
-        os.mkdir(mount)
-        self.box.mounts.append(mount)
-        self.box.run("fusionfs", "mount", mount)
+        mount = self.box.mount("mnt", "-o", "embed")
         self.assertEqual(len(self.box.processes()), 1, "mount and node are one process")
         with open(os.path.join(mount, "a"), "w", encoding="ascii") as file:
             file.write("hello")

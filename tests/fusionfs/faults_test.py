@@ -199,7 +199,7 @@ while True:
         point = self.box.path("mnt")
         os.mkdir(point)
         self.box.mounts.append(point)
-        self.box.run("fusionfs", "mount", "--timeout", "3s", "-o", "noembed", point)
+        self.box.run("fusionfs", "mount", "--timeout", "3s", point)
         write(os.path.join(point, "a"), 10_000)
         node = self.box.node_pid()
         os.kill(node, signal.SIGSTOP)
