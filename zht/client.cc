@@ -146,6 +146,9 @@ Result<Version> Client::insert_new(Bytes key, Bytes value, Millis ttl) {
 Result<Value> Client::lookup(Bytes key, Range range) {
   return value_of(call(Operation::lookup(std::string(key), range)));
 }
+Result<Value> Client::lookup_eventual(Bytes key, Version at_least, Range range) {
+  return value_of(call(Operation::lookup_eventual(std::string(key), at_least, range)));
+}
 Result<Version> Client::remove(Bytes key) { return version_of(call(Operation::remove(std::string(key)))); }
 
 Result<Appended> Client::append(Bytes key, Bytes value, std::uint64_t limit) {

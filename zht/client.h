@@ -126,6 +126,8 @@ class Client {
   Result<Version> insert_new(Bytes key, Bytes value, Millis ttl = {});  // conflict: already there
   // The value or the part of it that `range` names (past its end: nothing), with the sizes of its fragments.
   virtual Result<Value> lookup(Bytes key, Range range = {});            // not_found
+  // Of any copy, which may be old (Operation::lookup_eventual): served also while nobody leads the partition.
+  Result<Value> lookup_eventual(Bytes key, Version at_least = 0, Range range = {});  // not_found
   Result<Version> remove(Bytes key);                                    // not_found
   // Adds a fragment at the end (an absent key is made); constant time whatever the value's size. no_space: it would grow
   // past `limit` bytes (0: no such limit).

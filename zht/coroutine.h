@@ -268,6 +268,9 @@ class Coroutines {
   Awaited<Result<Value>> lookup(std::string key, Range range = {}) const {
     return ask(Operation::lookup(std::move(key), range), value_of);
   }
+  Awaited<Result<Value>> lookup_eventual(std::string key, Version at_least = 0, Range range = {}) const {
+    return ask(Operation::lookup_eventual(std::move(key), at_least, range), value_of);
+  }
   Awaited<Result<Version>> remove(std::string key) const { return ask(Operation::remove(std::move(key)), version_of); }
   Awaited<Result<Appended>> append(std::string key, std::string value, std::uint64_t limit = 0) const {
     return ask(Operation::append(std::move(key), std::move(value), limit), appended_of);

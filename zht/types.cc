@@ -13,7 +13,7 @@ Operation make(OpKind kind, std::string key) {
 }
 
 // Which conditions an operation may carry (types.h, Operation::condition).
-bool allows(OpKind kind, Condition::Kind condition) {
+bool allows(OpKind kind, bool eventual, Condition::Kind condition) {
   using Kind = Condition::Kind;
   switch (kind) {
     case OpKind::insert:
@@ -24,6 +24,8 @@ bool allows(OpKind kind, Condition::Kind condition) {
     case OpKind::cswap:
     case OpKind::callback:
       return condition != Kind::none && condition <= Kind::version_after;
+    case OpKind::lookup:
+      return condition == Kind::none || (eventual && condition == Kind::version_after);
     default:
       return condition == Kind::none;
   }
@@ -44,6 +46,7 @@ Result<void> validate_batch(const Operation& batch, std::uint32_t partition_coun
     const std::string place = "batch operation " + std::to_string(i);
     if (part.kind == OpKind::batch || part.kind == OpKind::callback || part.kind == OpKind::scan)
       return fail(Code::invalid, place, ": a batch cannot hold a ", name_of(part.kind));
+    if (part.eventual) return fail(Code::invalid, place, ": a batch cannot hold an eventual lookup");
     if (auto valid = validate(part, partition_count, max_value_size); !valid)
       return base::add_context(place, std::move(valid).error());
     if (partition_of(part.key, partition_count) != partition_of(batch.operations[0].key, partition_count))
@@ -108,6 +111,12 @@ Operation Operation::insert_new(std::string key, std::string value, std::chrono:
 Operation Operation::lookup(std::string key, Range range) {
   Operation operation = make(OpKind::lookup, std::move(key));
   operation.range = range;
+  return operation;
+}
+Operation Operation::lookup_eventual(std::string key, Version at_least, Range range) {
+  Operation operation = lookup(std::move(key), range);
+  operation.eventual = true;
+  if (at_least > 0) operation.condition = Condition::after_version(at_least);
   return operation;
 }
 Operation Operation::remove(std::string key, bool missing_ok) {
@@ -184,7 +193,9 @@ Result<void> validate(const Operation& operation, std::uint32_t partition_count,
   TRY(validate_value(operation.kind == OpKind::update ? "update: arguments" : "value", operation.value.size(),
                      max_value_size));
   TRY(validate_value("expected value", operation.condition.value.size(), max_value_size));
-  if (!allows(operation.kind, operation.condition.kind))
+  if (operation.eventual && operation.kind != OpKind::lookup)
+    return fail(Code::invalid, name_of(operation.kind), ": only a lookup can be eventual");
+  if (!allows(operation.kind, operation.eventual, operation.condition.kind))
     return fail(Code::invalid, name_of(operation.kind), ": condition kind ",
                 static_cast<unsigned>(operation.condition.kind), " is not one it can carry");
   if (operation.kind == OpKind::update && (operation.procedure.empty() || operation.procedure.size() > 255))

@@ -76,12 +76,14 @@ struct Operation {
   OpKind kind = OpKind::lookup;
   std::string key;    // update: the key or "{tag}" that decides the partition; batch: empty
   std::string value;  // insert, append, cswap: the new value; update: the arguments
-  Condition condition;                 // insert: none or absent; cswap, callback: any; remove, append: none or version, present
+  Condition condition;                 // insert: none or absent; cswap, callback: any; remove, append: none or version, present;
+                                       // an eventual lookup: none or version_after, see lookup_eventual
   Desired desired = Desired::value;    // cswap
   std::chrono::milliseconds ttl{0};    // insert, cswap, append to an absent key; 0: lives for ever
   std::uint64_t limit = 0;             // append: refuse (no_space) to grow past this many bytes; 0: no such limit
                                        // scan: entries a page at most, 1..10000; 0: 1000
   bool missing_ok = false;             // remove: an absent key is fine
+  bool eventual = false;               // lookup: any copy may answer, also with what is old
   Range range;                         // lookup, callback
   std::string procedure;               // update
   std::vector<Operation> operations;   // batch: on keys of one partition; no callback, batch or scan inside
@@ -91,6 +93,10 @@ struct Operation {
   static Operation insert(std::string key, std::string value, std::chrono::milliseconds ttl = {});
   static Operation insert_new(std::string key, std::string value, std::chrono::milliseconds ttl = {});  // conflict when present
   static Operation lookup(std::string key, Range range = {});
+  // Answered by any copy of the partition from what it knows to be committed: it may be old, or not there yet, but was true once.
+  // Only a copy answers that has seen the change of its partition with version `at_least`: who gives the newest version that an
+  // operation on the partition brought him never goes back. 0: any.
+  static Operation lookup_eventual(std::string key, Version at_least = 0, Range range = {});
   static Operation remove(std::string key, bool missing_ok = false);
   static Operation append(std::string key, std::string value, std::uint64_t limit = 0);
   static Operation cswap(std::string key, Condition expected, std::string desired, std::chrono::milliseconds ttl = {});

@@ -178,6 +178,28 @@ class ClusterTest(unittest.TestCase):
             self.assertEqual(pipe.ask(op="lookup", key=f"k{n}", timeout_ms=SLOW * 1000)["value"], str(n))
         pipe.close()
 
+    def test_what_may_be_old_is_read_while_nobody_leads(self):
+        self.cluster = cluster = Cluster(self.box, 3)
+        pipe = Pipe(self.box)
+        keys = [f"k{n}" for n in range(6)]
+        for key in keys:
+            self.assertEqual(pipe.ask(op="insert", key=key, value=key)["status"], "ok")
+
+        def all_read():  # False: the third has not heard yet that they are committed
+            for node in cluster.nodes[:2]:
+                node.process.send_signal(signal.SIGSTOP)
+            try:
+                for key in keys:  # a lease that the third has ends first
+                    wait_for(lambda: pipe.ask(op="lookup", key=key, timeout_ms=500)["status"] == "fail", "nobody to lead", SLOW)
+                answers = [pipe.ask(op="lookup", key=key, eventual=True, timeout_ms=SLOW * 1000) for key in keys]
+            finally:
+                for node in cluster.nodes[:2]:
+                    node.process.send_signal(signal.SIGCONT)
+            return [answer.get("value") for answer in answers] == keys
+
+        wait_for(all_read, "what was acknowledged to be readable at the third", SLOW)
+        pipe.close()
+
     def test_the_logs_tell_the_story_of_a_failover_in_order(self):
         self.cluster = cluster = Cluster(self.box, 3)
         wait_for(lambda: min(one["leads"] for one in cluster.status()["nodes"]) > 0, "something to lead for each node", SLOW)

@@ -42,6 +42,8 @@ static void operations(zht_client* client) {
   const uint32_t* sizes = NULL;
   REQUIRE(zht_outcome_fragments(outcome, &sizes) == 2 && sizes[0] == 3 && sizes[1] == 4);
   zht_outcome_free(outcome);
+  REQUIRE(zht_lookup_eventual(client, zht_text("k"), version, &outcome) == ZHT_OK && zht_outcome_version(outcome) == version);
+  zht_outcome_free(outcome);
 
   zht_operation operation = {0};
   operation.kind = ZHT_LOOKUP;

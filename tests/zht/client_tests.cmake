@@ -5,7 +5,7 @@ add_unit_test(zht_types_test
   SOURCES types_test.cc
   USES zht_api)
 add_unit_test(zht_client_unit_test
-  SOURCES client_unit_test.cc pipe_line_test.cc
+  SOURCES client_unit_test.cc eventual_lookup_test.cc pipe_line_test.cc
   USES zht_client zht_pipe zht_proto)
 # Runs the `zht` program as its node.
 add_unit_test(zht_client_server_test

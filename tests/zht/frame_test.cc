@@ -52,6 +52,20 @@ TEST(WireTest, OperationsComeBackWhole) {
   EXPECT_TRUE(rest.empty());
 }
 
+TEST(WireTest, AnEventualLookupSaysSo) {
+  std::string out;
+  encode_request(out, Operation::lookup_eventual("k", 7), {});
+  EXPECT_EQ(base::to_hex(out).substr(16, 8), "04000000");
+  EXPECT_EQ(base::to_hex(out).substr(144), "6b" "0180" "09000000" "05" "0700000000000000");
+  const auto operation = decode_operation(**next_frame(out, kMaxFrameSize));
+  ASSERT_TRUE(operation);
+  EXPECT_TRUE(operation->eventual);
+  EXPECT_EQ(operation->condition_version, 7u);
+  out.clear();
+  encode_request(out, Operation::lookup("k"), {});
+  EXPECT_FALSE(decode_operation(**next_frame(out, kMaxFrameSize))->eventual);
+}
+
 TEST(WireTest, OutcomesComeBackWhole) {
   Outcome outcome;
   outcome.present = true;

@@ -28,6 +28,11 @@ TEST(PipeLine, OperationsAreRead) {
   EXPECT_EQ(parse_line(R"({"op":"callback","key":"k"})")->operation.condition.kind, Condition::Kind::present);
   EXPECT_EQ(parse_line(R"({"op":"remove","key":"k"})")->operation.kind, OpKind::remove);
   EXPECT_EQ(parse_line(R"({"op":"lookup","key":"k"})")->operation.kind, OpKind::lookup);
+  EXPECT_FALSE(parse_line(R"({"op":"lookup","key":"k"})")->operation.eventual);
+  const auto eventual = parse_line(R"({"op":"lookup","key":"k","eventual":true,"version":7})");
+  ASSERT_TRUE(eventual);
+  EXPECT_TRUE(eventual->operation.eventual);
+  EXPECT_EQ(eventual->operation.condition.version, 7u);
   EXPECT_EQ(parse_line(R"({"op":"append","key":"k","value":""})")->operation.kind, OpKind::append);
   // What programs write that always write all fields, or count in floating point.
   const auto full =
@@ -55,6 +60,8 @@ TEST(PipeLine, WhatIsWrongIsNamed) {
     EXPECT_NE(error_of(std::string(R"({"op":"lookup","key":"k","timeout_ms":)") + number + "}"), "fine") << number;
   EXPECT_EQ(error_of(R"({"op":"lookup","key":"k","tiemout":1})"), "unknown field \"tiemout\"");
   EXPECT_NE(error_of(R"({"op":"steal","key":"k"})"), "fine");
+  EXPECT_EQ(error_of(R"({"op":"remove","key":"k","eventual":true})"), "remove: only a lookup can be eventual");
+  EXPECT_EQ(error_of(R"({"op":"lookup","key":"k","eventual":1})"), "\"eventual\" is not true or false");
   EXPECT_NE(error_of(R"({"op":"insert","key":"k","value_b64":"***"})"), "fine");
   EXPECT_NE(error_of("{\"op\":\"lookup\",\"key\":\"\xff\"}"), "fine") << "not UTF-8";
 }

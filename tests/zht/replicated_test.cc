@@ -176,15 +176,18 @@ TEST_F(TrioTest, TimesToLiveEndThroughTheLog) {
 TEST_F(TrioTest, AnyMemberMayAnswerWhatMayBeOld) {
   ask(0, Operation::insert("k", "v"), 1);
   run(200ms);
-  const auto here = ask(1, eventual("k")), there = ask(2, eventual("k", 1));
+  const auto here = ask(1, Operation::lookup_eventual("k")), there = ask(2, Operation::lookup_eventual("k", 1));
   EXPECT_EQ(answer(1, here).value, "v");
   EXPECT_EQ(answer(2, there).value, "v");
-  EXPECT_TRUE(sent_away(2, ask(2, eventual("k", 2))));  // it does not know of a second change
+  EXPECT_TRUE(sent_away(1, ask(1, Operation::lookup("k"))));
+  EXPECT_TRUE(sent_away(2, ask(2, Operation::lookup("k"))));
+  EXPECT_TRUE(sent_away(2, ask(2, Operation::lookup_eventual("k", 2))));  // it does not know of a second change
+  EXPECT_EQ(answer(2, ask(2, Operation::lookup_eventual(""))).code, Code::invalid);
   cut = {1};
   granting = false;
   ask(0, Operation::insert("k", "uncommitted"), 2);
   run(100ms);
-  EXPECT_TRUE(sent_away(2, ask(2, eventual("k"))));  // it has more than is committed
+  EXPECT_TRUE(sent_away(2, ask(2, Operation::lookup_eventual("k"))));  // it has more than is committed
 }
 
 TEST_F(TrioTest, WhoHasNoPartInAPartitionForgetsIt) {

@@ -48,7 +48,7 @@ struct Trio {
   std::uint64_t next = 1;
   std::uint64_t me = ((base::to_millis(base::FakeClock().wall()) / 4000) << 34) | 7;
   std::vector<replication::PeerMessage> under_way;
-  bool granting = true, eventually = false;
+  bool granting = true;
 
   void begin() {
     view.epoch = Epoch{1};
@@ -147,16 +147,8 @@ struct Trio {
                          {.request = number, .client = sequence != 0 ? me : 0, .sequence = sequence,
                           .epoch = replication::number(epoch != Epoch{0} ? epoch : view.epoch), .partition = PartitionId{0},
                           .timeout_ms = timeout_ms});
-    if (operation.kind == OpKind::lookup && eventually) request[8] = static_cast<char>(request[8] | wire::kEventual);
-    eventually = false;
     round(i, [&](Instance& core, std::string& out) { core.on_frame(ConnectionId{1}, **wire::next_frame(request, wire::kMaxFrameSize), out); });
     return number;
-  }
-  Operation eventual(const std::string& key, Version at_least = 0) {
-    eventually = true;
-    Operation lookup = Operation::lookup(key);
-    if (at_least > 0) lookup.condition = Condition::after_version(at_least);
-    return lookup;
   }
   Epoch next_epoch() const { return replication::next(view.epoch); }
   bool answered(std::size_t i, std::uint64_t number) { return all[i].replies.contains(number); }

@@ -40,6 +40,8 @@ TEST(Validate, TakesWhatIsAllowed) {
   EXPECT_EQ(code_of(Operation::cswap("k", Condition::absent(), "v")), Code::ok);
   EXPECT_EQ(code_of(Operation::check("k", Condition::at_version(3))), Code::ok);
   EXPECT_EQ(code_of(Operation::callback("k", Condition::after_version(3))), Code::ok);
+  EXPECT_EQ(code_of(Operation::lookup_eventual("k")), Code::ok);
+  EXPECT_EQ(code_of(Operation::lookup_eventual("k", 3)), Code::ok);
   EXPECT_EQ(code_of(Operation::update("{t}", "add", "1")), Code::ok);
   EXPECT_EQ(code_of(Operation::scan(PartitionId{1023})), Code::ok);
   EXPECT_EQ(code_of(Operation::batch({Operation::insert("{t}a", "1"), Operation::remove("{t}b", true)})), Code::ok);
@@ -64,6 +66,13 @@ TEST(Validate, NamesWhatCanNeverWork) {
   Operation odd = Operation::insert("k", "v");
   odd.condition = Condition::present();
   EXPECT_EQ(code_of(odd), Code::invalid);
+  odd.condition = {};
+  odd.eventual = true;
+  EXPECT_EQ(validate(odd, 1024).error().message, "insert: only a lookup can be eventual");
+  odd = Operation::lookup_eventual("k", 3);
+  odd.eventual = false;
+  EXPECT_EQ(code_of(odd), Code::invalid);
+  EXPECT_EQ(code_of(Operation::batch({Operation::lookup_eventual("{t}a")})), Code::invalid);
   odd = Operation::lookup("k");
   odd.kind = static_cast<OpKind>(77);
   EXPECT_EQ(code_of(odd), Code::invalid);

@@ -84,6 +84,7 @@ Result<Operation> operation_of(const zht_operation& from, int depth = 0) {
   to.ttl = millis_of(from.ttl_ms);
   to.limit = from.limit;
   to.missing_ok = from.missing_ok;
+  to.eventual = from.eventual;
   to.range = {static_cast<zht::Range::Kind>(from.range), from.range_offset, from.range_size};
   to.procedure = string_of(from.procedure);
   to.partition = zht::PartitionId{from.partition};
@@ -109,6 +110,7 @@ Operation owned(const zht::wire::OperationView& view) {
   to.ttl = millis_of(view.ttl_ms);
   to.limit = view.limit;
   to.missing_ok = view.missing_ok;
+  to.eventual = view.eventual;
   to.range = view.range;
   to.procedure = std::string(view.procedure);
   to.cursor = view.cursor;
@@ -391,6 +393,9 @@ zht_code zht_insert_new(zht_client* client, zht_bytes key, zht_bytes value, uint
 }
 zht_code zht_lookup(zht_client* client, zht_bytes key, zht_outcome** outcome) {
   return guarded([&] { return call(client, Operation::lookup(string_of(key)), 0, outcome); });
+}
+zht_code zht_lookup_eventual(zht_client* client, zht_bytes key, uint64_t at_least, zht_outcome** outcome) {
+  return guarded([&] { return call(client, Operation::lookup_eventual(string_of(key), at_least), 0, outcome); });
 }
 zht_code zht_remove(zht_client* client, zht_bytes key, uint64_t* version) {
   return guarded([&] { return call_for_version(client, Operation::remove(string_of(key)), version); });

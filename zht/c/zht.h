@@ -171,6 +171,7 @@ struct zht_operation {
   uint64_t ttl_ms;               /* insert, cswap, append to an absent key; 0: for ever */
   uint64_t limit;                /* append: largest size, 0: none; scan: entries a page, 1..10000, 0: 1000 */
   bool missing_ok;               /* remove: an absent key is fine */
+  bool eventual;                 /* lookup: any copy may answer, see zht_lookup_eventual; condition: NONE or AFTER_VERSION */
   int range;                     /* lookup, callback: enum zht_range */
   uint64_t range_offset;         /* BYTES */
   uint64_t range_size;           /* BYTES: how many at most; TAIL: how many of the last fragments */
@@ -192,6 +193,9 @@ ZHT_API zht_code zht_call_all(zht_client* client, const zht_operation* operation
 ZHT_API zht_code zht_insert(zht_client* client, zht_bytes key, zht_bytes value, uint64_t ttl_ms, uint64_t* version);
 ZHT_API zht_code zht_insert_new(zht_client* client, zht_bytes key, zht_bytes value, uint64_t ttl_ms, uint64_t* version);
 ZHT_API zht_code zht_lookup(zht_client* client, zht_bytes key, zht_outcome** outcome);
+/* The same of any copy of the key's partition, as it knows it to be committed: it may be old. Only a copy answers that has seen
+ * the change with version `at_least` of the partition (0: any), so who gives the newest version he has seen never goes back. */
+ZHT_API zht_code zht_lookup_eventual(zht_client* client, zht_bytes key, uint64_t at_least, zht_outcome** outcome);
 ZHT_API zht_code zht_remove(zht_client* client, zht_bytes key, uint64_t* version);
 /* Adds a fragment; `size`: of the value now. ZHT_NO_SPACE: it would grow past `limit` bytes (0: no such limit). */
 ZHT_API zht_code zht_append(zht_client* client, zht_bytes key, zht_bytes value, uint64_t limit, uint64_t* size, uint64_t* version);

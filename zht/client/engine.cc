@@ -215,7 +215,7 @@ class Engine::Loop {
   void route(std::uint32_t index) {
     Slot& slot = slots_[index];
     const Owner& owner = table_->owner_of(slot.partition);
-    slot.instance = table_->instances[owner.instance].id;
+    slot.instance = table_->instances[slot.pending->operation.eventual ? choose(slot) : owner.instance].id;
     Link& link = link_to(slot.instance);
     if (link.state == Link::State::up) {
       send(link, index, owner.epoch);
@@ -224,6 +224,34 @@ class Engine::Loop {
     slot.state = Slot::State::waiting;
     link.waiting.push_back(index);
     if (link.state == Link::State::down) connect(link);
+  }
+
+  // For an eventual lookup: the one whose turn it is, or the next after it that may be reached.
+  std::uint32_t choose(Slot& slot) {
+    const std::uint32_t turns = table_->turns(slot.partition);
+    if (turns > 1) {
+      slot.next_try = now() + kLookAround * (1u << std::min(slot.tries, 6u));
+      wake_at(slot.next_try);
+    }
+    for (std::uint32_t i = 0; i < turns; i++, slot.pending->turn++) {
+      const auto link = links_.find(table_->instances[table_->asked(slot.partition, slot.pending->turn)].id);
+      if (link == links_.end() || link->second->state != Link::State::resting) break;
+    }
+    return table_->asked(slot.partition, slot.pending->turn);
+  }
+
+  // It has waited long enough for one copy, and there are others. Who was asked may still answer.
+  void ask_another(std::uint32_t index) {
+    Slot& slot = slots_[index];
+    if (slot.state == Slot::State::sent) unsent(slot);
+    slot.tries++;
+    slot.pending->turn++;
+    options_.want_table();
+    route(index);
+  }
+  bool has_others(const Slot& slot) const {
+    return slot.pending->operation.eventual && (slot.state == Slot::State::sent || slot.state == Slot::State::waiting) &&
+           table_->turns(slot.partition) > 1;
   }
 
   void send(Link& link, std::uint32_t index, std::uint64_t epoch) {
@@ -386,6 +414,14 @@ class Engine::Loop {
     link.until = now() + pause_after(link.failures++);
     wake_at(link.until);
     options_.want_table();
+    std::vector<std::uint32_t> waiting;
+    waiting.swap(link.waiting);
+    for (const std::uint32_t index : waiting) {
+      Slot& slot = slots_[index];
+      if (slot.state != Slot::State::waiting || slot.instance != link.instance) continue;
+      if (has_others(slot)) route(index);
+      else link.waiting.push_back(index);
+    }
   }
 
   void close(Link& link) {
@@ -552,10 +588,10 @@ class Engine::Loop {
       return;
     }
     const auto index = static_cast<std::uint32_t>(frame.request);
-    if (index >= slots_.size() || slots_[index].generation != frame.request >> 32 ||
-        slots_[index].state != Slot::State::sent)
-      return;  // given up meanwhile
+    if (index >= slots_.size() || slots_[index].generation != frame.request >> 32) return;  // given up meanwhile
     Slot& slot = slots_[index];
+    // An eventual lookup may wait for another's connection by now.
+    if (slot.state != Slot::State::sent && !(slot.state == Slot::State::waiting && slot.pending->operation.eventual)) return;
     if (slot.instance != link.instance) {
       // It was asked here before it was asked elsewhere. Only what was executed is an answer: a refusal of an older epoch binds
       // nobody who leads now.
@@ -564,14 +600,20 @@ class Engine::Loop {
     }
     if (frame.status != 0 && frame.status != wire::kStatusRetry && frame.epoch < slot.epoch && is_recorded(slot.pending->operation.kind))
       return;  // the same, on a connection that is used again
-    unsent(slot);
+    if (slot.state == Slot::State::sent) unsent(slot);
     if (frame.status == wire::kStatusRetry && (frame.flags & wire::kRetry) != 0) slot.pending->maybe = true;
     session_.counts().replies.fetch_add(1, std::memory_order_relaxed);
+    // Who leads knows everything that the others know.
+    const bool was_follower = slot.pending->operation.eventual && frame.status == wire::kStatusRetry &&
+                              slot.instance != table_->instances[table_->owner_of(slot.partition).instance].id;
+    if (was_follower) slot.pending->turn = 0;
     if (frame.status == wire::kStatusRetry && redirected(index, frame)) return;
+    if (was_follower) return route(index);
     if (frame.status == wire::kStatusRetry || frame.status == static_cast<std::uint8_t>(Code::unavailable)) {
       slot.last.message = frame.key.empty() ? "the partition is moving" : std::string(frame.key);
       slot.state = Slot::State::resting;
       slot.next_try = now() + pause_after(slot.tries++);
+      if (slot.pending->operation.eventual) slot.pending->turn = slot.tries;
       wake_at(slot.next_try);
       if (frame.status == wire::kStatusRetry) options_.want_table();
       return;
@@ -698,6 +740,10 @@ class Engine::Loop {
         continue;
       }
       if (slots_[index].state == Slot::State::resting && slots_[index].next_try <= time) route(index);
+      if (has_others(slots_[index])) {
+        if (slots_[index].next_try <= time) ask_another(index);
+        next = std::min(next, slots_[index].next_try);
+      }
       next = std::min(next, expiry(slots_[index]));
       if (slots_[index].state == Slot::State::resting) next = std::min(next, slots_[index].next_try);
     }
@@ -719,7 +765,8 @@ class Engine::Loop {
       const Owner& owner = table_->owner_of(slot.partition);
       if (slot.state == Slot::State::waiting || (slot.state == Slot::State::resting && owner.epoch > slot.epoch)) {
         route(index);
-      } else if (slot.state == Slot::State::sent && owner.epoch > slot.epoch && table_->instances[owner.instance].id != slot.instance) {
+      } else if (slot.state == Slot::State::sent && owner.epoch > slot.epoch && !slot.pending->operation.eventual &&
+                 table_->instances[owner.instance].id != slot.instance) {
         // Its owner may be dead, or deposed and cut off: the new one is asked, under the same identity.
         unsent(slot);
         slot.pending->maybe = true;

@@ -5,6 +5,7 @@
 // a connection breaks, its requests go out again on the next one under the same identity, in the order of their first
 // sending; where they go is looked up anew each time the membership table changes. An instance that has requests and says
 // nothing is asked anew on another connection, ever more rarely: a half-open connection is left, a busy instance not flooded.
+// An eventual lookup goes to the next that has a copy where one is not reached, is silent for a quarter second or cannot answer.
 #pragma once
 
 #include <condition_variable>
@@ -28,6 +29,7 @@ struct Pending {
   bool maybe = false;          // an earlier sending of it may have been executed
   std::optional<Outcome> ready;  // nothing to send: this is the answer
   RequestNumber name = 0;        // for cancel(); 0: cannot be cancelled
+  std::uint32_t turn = 0;        // of an eventual lookup: whom to ask (Table::asked)
 };
 
 class Engine {

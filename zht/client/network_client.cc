@@ -22,6 +22,7 @@ const support::Log& logger() {
 }
 
 constexpr auto kLookAgain = 10s;         // a table this old is asked for again when it is used
+constexpr auto kPatienceAmongOthers = 300ms;  // with one of several nodes
 constexpr auto kSilenceBeforeStart = 1s;  // a local node nobody answers for is started again after this
 
 Time now() { return base::SystemClock().now(); }
@@ -75,6 +76,10 @@ std::unique_ptr<Pending> NetworkClient::prepare(Operation&& operation, Completio
     pending->ready = failed(valid.error());
   pending->operation = std::move(operation);
   pending->completion = std::move(completion);
+  if (pending->operation.eventual && !pending->ready) {
+    const auto table = session_.table();
+    pending->turn = table->best_turn(client::partition_of(pending->operation, partition_count_), ++eventual_lookups_);
+  }
   const Time time = now();
   pending->deadline = time + (timeout.count() > 0 ? timeout : options_.timeout);
   const std::int64_t time_ms = std::chrono::duration_cast<Millis>(time.time_since_epoch()).count();
@@ -151,13 +156,17 @@ std::optional<Outcome> NetworkClient::call_here(std::unique_ptr<Pending>& pendin
   }
   const bool recorded = is_recorded(pending->operation.kind);
   const PartitionId partition = client::partition_of(pending->operation, partition_count_);
-  Session::Ticket ticket = session_.take(static_cast<std::uint32_t>(partition), recorded, now());
+  Session::Ticket ticket = session_.take(partition, pending->turn, recorded, now());
   const Owner owner = ticket.table->owner_of(partition);
-  const Table::Instance& instance = ticket.table->instances[owner.instance];
+  const Table::Instance& instance = ticket.table->instances[ticket.table->asked(partition, pending->turn)];
   const std::uint32_t instance_id = instance.id;
   pending->number = ticket.number;
-  if (!ticket.channel && ticket.may_open) ticket.channel = open_channel(instance, pending->deadline);
+  const bool has_others = pending->operation.eventual && ticket.table->turns(partition) > 1;
+  if (!ticket.channel && ticket.may_open)
+    ticket.channel = open_channel(instance, has_others ? std::min<Time>(pending->deadline, now() + kPatienceAmongOthers) : pending->deadline);
+  if (has_others) pending->turn++;  // whom the engine asks if this one does not answer
   if (!ticket.channel) {
+    if (has_others) want_table();
     if (ticket.may_open) session_.give_back(std::move(ticket), instance_id, false, false);
     return std::nullopt;
   }
@@ -175,6 +184,7 @@ std::optional<Outcome> NetworkClient::call_here(std::unique_ptr<Pending>& pendin
   if (frame) session_.counts().replies.fetch_add(1, std::memory_order_relaxed);
   if (!frame) {
     pending->maybe = channel.anything_sent();
+    if (has_others) want_table();
     session_.give_back(std::move(ticket), instance_id, false, false);
     return std::nullopt;
   }
@@ -200,7 +210,7 @@ std::optional<Outcome> NetworkClient::call_by_datagram(Pending& pending) {
   const auto table = session_.table();
   const PartitionId partition = client::partition_of(operation, partition_count_);
   const Owner owner = table->owner_of(partition);
-  const Table::Instance& instance = table->instances[owner.instance];
+  const Table::Instance& instance = table->instances[table->asked(partition, pending.turn)];
   if (instance.addresses.empty()) return {};
   const Address& address = instance.addresses.back();
   if (!instance.datagrams || address.is_unix()) return {};
@@ -243,6 +253,7 @@ std::optional<Outcome> NetworkClient::call_by_datagram(Pending& pending) {
       if (number.sequence != 0) session_.end(number);
     }
   }
+  if (operation.eventual && !answer) pending.turn++;
   if (well) {
     const std::lock_guard lock(datagram_mutex_);
     datagram_channels_[instance.id].push_back(*std::move(channel));
@@ -255,7 +266,7 @@ std::unique_ptr<Channel> NetworkClient::open_channel(const Table::Instance& inst
   for (const Address& address : instance.addresses)
     if (auto opened = Channel::open(address, connected_by)) {
       // Where others can take over, silence is found out about soon.
-      opened->set_patience(session_.table()->lone ? kPatience : base::Duration(300ms));
+      opened->set_patience(session_.table()->lone ? kPatience : base::Duration(kPatienceAmongOthers));
       return std::make_unique<Channel>(*std::move(opened));
     }
   return nullptr;
@@ -289,8 +300,9 @@ void NetworkClient::send(Group& group, const std::vector<std::unique_ptr<Pending
   group.outcomes.resize(group.members.size());
   const Table& table = *group.ticket.table;
   if (!group.ticket.channel && group.ticket.may_open) {
-    const Owner& owner = table.owner_of(client::partition_of(pendings[group.members[0]]->operation, partition_count_));
-    group.ticket.channel = open_channel(table.instances[owner.instance], pendings[group.members[0]]->deadline);
+    const Pending& first = *pendings[group.members[0]];
+    const std::uint32_t asked = table.asked(client::partition_of(first.operation, partition_count_), first.turn);
+    group.ticket.channel = open_channel(table.instances[asked], first.deadline);
   }
   if (!group.ticket.channel) return;
   Channel& channel = *group.ticket.channel;
@@ -335,6 +347,7 @@ void NetworkClient::receive(Group& group, std::vector<std::unique_ptr<Pending>>&
   const bool may_have_arrived = !group.well && group.ticket.channel && group.ticket.channel->anything_sent();
   for (std::size_t i = 0; i < group.members.size(); i++) {
     Pending& pending = *pendings[group.members[i]];
+    if (!group.outcomes[i] && pending.operation.eventual) pending.turn++;
     if (!group.outcomes[i]) pending.maybe = pending.maybe || may_have_arrived;
     else if (pending.number.sequence != 0) session_.end(pending.number);
   }
@@ -355,7 +368,7 @@ std::vector<Outcome> NetworkClient::call_all(std::vector<Operation> operations, 
       if (pendings[i]->ready) continue;
       const auto partition = client::partition_of(pendings[i]->operation, partition_count_);
       const auto table = session_.table();
-      Group& group = groups[table->instances[table->owner_of(partition).instance].id];
+      Group& group = groups[table->instances[table->asked(partition, pendings[i]->turn)].id];
       group.members.push_back(i);
     }
     for (auto& [instance, group] : groups) {

@@ -64,6 +64,7 @@ class NetworkClient final : public Client {
   std::unique_ptr<Engine> engine_;
   std::atomic<const Engine*> engine_seen_{nullptr};  // engine_, for those who do not make it
   std::atomic<RequestNumber> requests_{0};
+  std::atomic<std::uint32_t> eventual_lookups_{0};  // spreads them over the copies
   // When the table was last asked for. A client that is used asks now and then, so that it knows nodes that have joined before the
   // ones it knows are gone.
   std::atomic<std::int64_t> looked_ms_{0};

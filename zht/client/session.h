@@ -110,7 +110,7 @@ class Session {
     std::uint64_t floor = 0;
     bool may_open = true;  // another channel to this instance is allowed
   };
-  Ticket take(std::uint32_t partition, bool recorded, base::Time now) {
+  Ticket take(PartitionId partition, std::uint32_t turn, bool recorded, base::Time now) {
     const std::lock_guard lock(mutex_);
     Ticket ticket;
     ticket.table = table_;
@@ -120,7 +120,7 @@ class Session {
     }
     ticket.client = current_->id;
     ticket.floor = current_->sequencer.floor();
-    borrow(ticket, table_->instances[table_->owners[partition].instance].id);
+    borrow(ticket, table_->instances[table_->asked(partition, turn)].id);
     return ticket;
   }
   // A channel to `instance`, for requests that are numbered one by one (begin).

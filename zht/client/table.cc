@@ -34,7 +34,8 @@ Result<std::shared_ptr<const Table>> parse_table(base::Bytes message, bool same_
     index_of[one.id] = static_cast<std::uint32_t>(table->instances.size());
     table->instances.push_back(std::move(one));
   }
-  table->owners.resize(table->partition_count, Owner{UINT32_MAX, 0});
+  std::map<std::vector<std::uint32_t>, std::uint32_t> sets{{{}, 0}};  // of copies; of what has no view: nobody
+  table->owners.resize(table->partition_count, Owner{UINT32_MAX, 0, 0});
   for (const wire::PartitionRun& run : proto.partitions()) {
     if (run.first() > table->partition_count ||
         run.count() > table->partition_count - run.first())
@@ -45,9 +46,19 @@ Result<std::shared_ptr<const Table>> parse_table(base::Bytes message, bool same_
       primary = index_of.emplace(run.view().primary(), static_cast<std::uint32_t>(table->instances.size())).first;
       table->instances.push_back(Table::Instance{run.view().primary(), {}, false});
     }
+    std::vector<std::uint32_t> members;
+    for (const auto* group : {&run.view().sync(), &run.view().learners()})
+      for (const std::uint32_t member : *group)
+        if (const auto at = index_of.find(member); at != index_of.end() && !table->instances[at->second].addresses.empty())
+          members.push_back(at->second);
+    std::sort(members.begin(), members.end());
+    members.erase(std::unique(members.begin(), members.end()), members.end());
+    const auto set = sets.emplace(std::move(members), static_cast<std::uint32_t>(sets.size())).first;
     for (std::uint32_t i = 0; i < run.count(); i++)
-      table->owners[run.first() + i] = {primary->second, run.view().epoch()};
+      table->owners[run.first() + i] = {primary->second, run.view().epoch(), set->second};
   }
+  table->copies.resize(sets.size());
+  for (const auto& [members, at] : sets) table->copies[at] = members;
   // Where no view is known, by a node that has just started, nobody is the owner: an instance without an address.
   for (Owner& owner : table->owners) {
     if (owner.instance != UINT32_MAX) continue;
@@ -75,7 +86,7 @@ std::shared_ptr<const Table> merged(const Table& known, std::shared_ptr<const Ta
     const std::uint32_t at = index_of(*fresh, known.instances[mine.instance].id);
     if (at == fresh->instances.size()) continue;
     if (!better) better = std::make_shared<Table>(*fresh);
-    better->owners[p] = {at, mine.epoch};
+    better->owners[p] = {at, mine.epoch, fresh->owners[p].copies};
   }
   return better ? better : fresh;
 }
@@ -85,8 +96,32 @@ std::shared_ptr<const Table> with_owner(const Table& table, std::uint32_t partit
   const std::uint32_t at = index_of(table, instance);
   if (at == table.instances.size()) return nullptr;
   auto better = std::make_shared<Table>(table);
-  better->owners[partition] = {at, epoch};
+  better->owners[partition] = {at, epoch, table.owners[partition].copies};
   return better;
+}
+
+std::uint32_t Table::turns(PartitionId partition) const {
+  const Owner& owner = owner_of(partition);
+  const auto& members = copies[owner.copies];
+  const bool leads = std::binary_search(members.begin(), members.end(), owner.instance);
+  return static_cast<std::uint32_t>(members.size()) + (leads ? 0 : 1);
+}
+
+std::uint32_t Table::asked(PartitionId partition, std::uint32_t turn) const {
+  const Owner& owner = owner_of(partition);
+  if (turn == 0 || (turn %= turns(partition)) == 0) return owner.instance;
+  for (const std::uint32_t member : copies[owner.copies])
+    if (member != owner.instance && --turn == 0) return member;
+  return owner.instance;
+}
+
+std::uint32_t Table::best_turn(PartitionId partition, std::uint32_t any) const {
+  const std::uint32_t count = turns(partition);
+  for (std::uint32_t turn = 0; turn < count; turn++) {
+    const auto& addresses = instances[asked(partition, turn)].addresses;
+    if (!addresses.empty() && addresses.front().is_unix()) return turn;
+  }
+  return any % count;
 }
 
 }  // namespace zht::client

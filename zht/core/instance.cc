@@ -307,9 +307,9 @@ void Instance::answer_at_once(const Frame& frame, const Error& error, std::strin
   answer_error(frame, error, out);
 }
 
-bool Instance::may_read_eventually(replication::Replica* replica, const Frame& frame, const OperationView& operation) const {
-  if (replica == nullptr || (frame.flags & wire::kEventual) == 0 || operation.kind != OpKind::lookup) return false;
-  if (!replica->reads_eventually() || replicated_->unsettled(PartitionId{frame.partition}, operation.key)) return false;
+bool Instance::may_read_eventually(replication::Replica* replica, PartitionId partition, const OperationView& operation) const {
+  if (replica == nullptr || !operation.eventual || operation.kind != OpKind::lookup) return false;
+  if (!replica->reads_eventually() || replicated_->unsettled(partition, operation.key)) return false;
   // A session that has seen a version is not shown what was before it.
   return operation.condition != Condition::Kind::version_after || replica->commit() >= operation.condition_version;
 }
@@ -318,7 +318,10 @@ void Instance::on_replicated(ConnectionId from, const Frame& frame, const Operat
   constexpr std::size_t kMostWaiting = std::size_t{1} << 17, kMostWaitingBytes = std::size_t{256} << 20;
   const PartitionId partition{frame.partition};
   replication::Replica* const replica = replicator_->failed() ? nullptr : replicator_->find(partition);
-  if (may_read_eventually(replica, frame, operation)) return do_lookup(frame, operation, out);
+  if (may_read_eventually(replica, partition, operation)) {
+    if (auto checked = check_operation(operation, partition); !checked) return answer_error(frame, checked.error(), out);
+    return do_lookup(frame, operation, out);
+  }
   if (replica == nullptr || !replica->serves(Epoch{frame.epoch})) return answer_retry(frame, out);
   if (from == ConnectionId{0}) {  // a datagram's sender cannot be answered later
     const std::size_t start = wire::begin_reply(

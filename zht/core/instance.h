@@ -183,7 +183,7 @@ class Instance {
   std::uint32_t partitions() const { return static_cast<std::uint32_t>(views_.size()); }
   void execute(ConnectionId from, const wire::Frame& frame, const wire::OperationView& operation, std::string& out);
   void on_replicated(ConnectionId from, const wire::Frame& frame, const wire::OperationView& operation, std::string& out);
-  bool may_read_eventually(replication::Replica* replica, const wire::Frame& frame, const wire::OperationView& operation) const;
+  bool may_read_eventually(replication::Replica* replica, PartitionId partition, const wire::OperationView& operation) const;
   void hold(replication::Replica& replica, ConnectionId to, std::uint64_t request, std::uint8_t op, PartitionId partition,
             replication::Held what, std::string frame);
   void release(const replication::Released& released);

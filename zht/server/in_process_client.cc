@@ -210,7 +210,9 @@ class InProcessClient::Round final : public LocalRequest {
     executed_ = true;
     for (std::size_t i = 0; i < count_;) {
       if (is_elsewhere(core, *items_[i])) {
-        items_[i++]->elsewhere = true;
+        if (items_[i]->operation->eventual) execute_one(core, i);  // of this node's copy, if it has one
+        else items_[i]->elsewhere = true;
+        i++;
         continue;
       }
       // Plain ones that follow each other go together: the core fetches the memory of all their keys at once.
@@ -261,7 +263,7 @@ class InProcessClient::Round final : public LocalRequest {
     const Item& item = *items_[i];
     const Operation& operation = *item.operation;
     const std::uint64_t request = item.request != 0 ? item.request : kPlace | i;
-    if (is_plain(operation)) {
+    if (is_plain(operation) && core.is_alone(item.partition)) {
       wire::Frame frame = plain_frame(port_, core, operation.kind, request, item.partition, operation.key, operation.value);
       if (operation.missing_ok) frame.flags = wire::kMissingOk;
       return frame;
@@ -272,7 +274,8 @@ class InProcessClient::Round final : public LocalRequest {
                                   .client = recorded ? port_.client : 0,
                                   .sequence = recorded ? port_.sequence : 0,
                                   .floor = recorded ? port_.sequence - 1 : 0,
-                                  .epoch = static_cast<std::uint64_t>(core.epoch_of(item.partition)),
+                                  // As whoever leads a partition with others, the core would answer only later.
+                                  .epoch = core.is_alone(item.partition) ? static_cast<std::uint64_t>(core.epoch_of(item.partition)) : 0,
                                   .partition = item.partition,
                                   .timeout_ms = item.timeout_ms};
     port_.in.clear();
@@ -311,7 +314,10 @@ class InProcessClient::Round final : public LocalRequest {
 
   static void answer(Item& item, const wire::Frame& reply) {
     item.answered = true;
-    if (reply.status == wire::kStatusRetry) {
+    if (reply.status == wire::kStatusRetry && item.operation->eventual) {
+      item.answered = false;
+      item.elsewhere = true;
+    } else if (reply.status == wire::kStatusRetry) {
       item.outcome = failed(Code::unavailable, "the partition is moving");
     } else if (auto outcome = wire::decode_outcome(reply); outcome) {
       item.outcome = *std::move(outcome);

@@ -24,7 +24,7 @@ struct Request {
   std::uint64_t limit = 0, version = 0, after = 0, offset = 0, size = 0, tail = 0;
   bool only_new = false, missing_ok = false, raw = false, absent = false, present = false, changed = false,
        removes = false;
-  bool info = false;
+  bool info = false, eventual = false;
   std::string expect, equals, procedure, arguments;
 };
 
@@ -87,13 +87,16 @@ void add_insert(support::Program& program) {
 }
 
 void add_lookup(support::Program& program) {
-  auto& verb = program.verb("lookup", "Prints the value of a key.", {"zht lookup greeting", "zht lookup log --tail 3"});
+  auto& verb = program.verb("lookup", "Prints the value of a key.",
+                            {"zht lookup greeting", "zht lookup log --tail 3", "zht lookup greeting --eventual"});
   auto request = add_key(verb.options());
   verb.options().add_flag("--raw", request->raw, "the bytes alone, no newline after them");
   verb.options().add_option("--offset", request->offset, "first byte to print");
   verb.options().add_option("--size", request->size, "how many bytes at most");
   verb.options().add_option("--tail", request->tail, "the last so many fragments: what the last appends added");
   verb.options().add_flag("--info", request->info, "version, size and fragments instead of the value");
+  auto* const eventual = verb.options().add_flag("--eventual", request->eventual, "of any copy, which may be old: also while nobody leads");
+  verb.options().add_option("--at-least", request->version, "only of a copy that has seen this version of the partition")->needs(eventual);
   verb.action([&program, &verb, request]() -> Result<void> {
     Range range;
     const bool part = verb.options().get_option("--offset")->count() + verb.options().get_option("--size")->count() > 0;
@@ -101,7 +104,8 @@ void add_lookup(support::Program& program) {
     if (part) range = Range::bytes(request->offset, request->size > 0 ? request->size : UINT64_MAX - request->offset);
     if (request->tail > 0) range = Range::tail(request->tail);
     if (request->info) range = Range::nothing();
-    TRY_LET(outcome, run(program, Operation::lookup(request->key, range)));
+    TRY_LET(outcome, run(program, request->eventual ? Operation::lookup_eventual(request->key, request->version, range)
+                                                    : Operation::lookup(request->key, range)));
     if (program.common().json) {
       json value = value_json(request->key, outcome);
       if (request->info) value.erase("value");

@@ -58,7 +58,7 @@ Result<Line> parse_line(const std::string& text) {
   if (!line.is_object()) return fail(Code::invalid, "not a JSON object: ", base::escape(text, 60));
   static const std::vector<std::string> known{"op",     "key",        "key_b64",    "value",   "value_b64",
                                               "expect", "expect_b64", "timeout_ms", "version", "expect_version",
-                                              "ttl_ms", "limit",      "new"};
+                                              "ttl_ms", "limit",      "new",        "eventual"};
   for (const auto& [name, value] : line.items())
     if (std::find(known.begin(), known.end(), name) == known.end())
       return fail(Code::invalid, "unknown field \"", base::escape(name, 40), "\"");
@@ -78,6 +78,11 @@ Result<Line> parse_line(const std::string& text) {
   const auto is_new = line.find("new");
   if (is_new != line.end() && !is_new->is_boolean()) return fail(Code::invalid, "\"new\" is not true or false");
 
+  const auto eventual = line.find("eventual");
+  if (eventual != line.end() && !eventual->is_boolean()) return fail(Code::invalid, "\"eventual\" is not true or false");
+  const bool is_eventual = eventual != line.end() && eventual->get<bool>();
+  if (is_eventual && name != "lookup") return fail(Code::invalid, base::escape(name, 40), ": only a lookup can be eventual");
+
   Line parsed;
   parsed.timeout = Millis(timeout);
   // Asked for explicitly: do not wait.
@@ -92,7 +97,7 @@ Result<Line> parse_line(const std::string& text) {
     parsed.operation = is_new != line.end() && is_new->get<bool>() ? Operation::insert_new(*key, *value, Millis(ttl))
                                                                    : Operation::insert(*key, *value, Millis(ttl));
   } else if (name == "lookup") {
-    parsed.operation = Operation::lookup(*key);
+    parsed.operation = is_eventual ? Operation::lookup_eventual(*key, version) : Operation::lookup(*key);
   } else if (name == "remove") {
     parsed.operation = Operation::remove(*key);
     if (expect_version != 0) parsed.operation.condition = Condition::at_version(expect_version);

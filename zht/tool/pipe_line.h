@@ -4,7 +4,8 @@
 // fail: it certainly did not happen ("error" says why); unknown: it may have. Strings are UTF-8; "key_b64", "value_b64" and
 // "expect_b64" carry other bytes. Beyond the table: remove takes "expect_version"; append answers "size"; insert takes
 // "ttl_ms" and "new":true (mismatch when there); callback waits until the key equals "expect" or "value", is absent
-// ("expect":null), has changed after "version", or, with none of them, is present. cswap with "value":null removes.
+// ("expect":null), has changed after "version", or, with none of them, is present. cswap with "value":null removes. lookup with
+// "eventual":true is answered by any copy, which may be old; with "version" by one that has seen that version of the partition.
 #pragma once
 
 #include <string>

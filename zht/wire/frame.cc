@@ -43,10 +43,14 @@ class Field {
 
 void encode_extra(std::string& out, const Operation& operation, std::uint64_t timeout_ms);
 
+std::uint32_t flags_of(const Operation& operation) {
+  return (operation.missing_ok ? std::uint32_t{kMissingOk} : 0u) | (operation.eventual ? std::uint32_t{kEventual} : 0u);
+}
+
 void encode_operation(std::string& out, const Operation& operation) {
   base::Writer writer(out);
   writer.u8(static_cast<std::uint8_t>(operation.kind));
-  writer.u8(operation.missing_ok ? std::uint8_t{kMissingOk} : std::uint8_t{0});
+  writer.u8(static_cast<std::uint8_t>(flags_of(operation)));
   writer.str(operation.key);
   writer.str(operation.value);
   std::string extra;
@@ -302,6 +306,7 @@ Result<void> decode_operation(const Frame& frame, OperationView& operation) {
   operation.key = frame.key;
   operation.value = frame.value;
   operation.missing_ok = frame.flags & kMissingOk;
+  operation.eventual = frame.flags & kEventual;
   if (!frame.extra.empty()) return decode_extra(operation, frame.extra);
   return {};
 }
@@ -311,7 +316,9 @@ Result<OperationView> next_operation(Bytes& operations) {
   OperationView operation;
   TRY_LET(kind, decode_kind(reader.u8()));
   operation.kind = kind;
-  operation.missing_ok = reader.u8() & kMissingOk;
+  const std::uint8_t flags = reader.u8();
+  operation.missing_ok = flags & kMissingOk;
+  operation.eventual = flags & kEventual;
   operation.key = reader.str();
   operation.value = reader.str();
   const Bytes extra = reader.str();
@@ -324,9 +331,8 @@ Result<OperationView> next_operation(Bytes& operations) {
 void encode_request(std::string& out, const Operation& operation, const Identity& identity) {
   const std::size_t start =
       begin(out, FrameType::request, static_cast<std::uint8_t>(operation.kind), 0,
-            (operation.missing_ok ? std::uint32_t{kMissingOk} : 0u) | (identity.retry ? std::uint32_t{kRetry} : 0u),
-            identity.request, identity.client, identity.sequence, identity.floor, identity.epoch,
-            static_cast<std::uint32_t>(identity.partition));
+            flags_of(operation) | (identity.retry ? std::uint32_t{kRetry} : 0u), identity.request, identity.client,
+            identity.sequence, identity.floor, identity.epoch, static_cast<std::uint32_t>(identity.partition));
   out.append(operation.key);
   out.append(operation.value);
   const std::size_t before = out.size();

@@ -113,7 +113,7 @@ struct OperationView {
   Version condition_version = 0;
   Desired desired = Desired::value;
   std::uint64_t ttl_ms = 0, limit = 0, cursor = 0, timeout_ms = 0;
-  bool missing_ok = false;
+  bool missing_ok = false, eventual = false;
   Range range;
   Bytes procedure;
   Bytes operations;  // batch: encoded; walk with next_operation

@@ -85,6 +85,7 @@ SYNC = """
         tail = c.lookup("k", range=zht.Range.tail(1))
         assert (tail.value, tail.version, tail.size, tail.offset) == (b"+two", found.version, 7, 3)
         assert c.lookup("k", range=zht.Range.bytes(2, 3)).value == b"e+t"
+        assert c.lookup_eventual("k", at_least=found.version, range=zht.Range.bytes(2, 3)).value == b"e+t"
         assert c.lookup("k", range=zht.Range.nothing()).size == 7
         swap = c.cswap("k", "no", "x")
         assert not swap and swap.current == b"one+two"
@@ -147,6 +148,7 @@ ASYNC = """
         async with await zht.aio.connect(quiet=True) as c:
             await asyncio.gather(*(c.insert(f"k{i}", str(i)) for i in range(2000)))
             values = await asyncio.gather(*(c.lookup(f"k{i}") for i in range(2000)))
+            assert (await c.lookup_eventual("k7")).value == values[7].value
             assert [v.text() for v in values] == [str(i) for i in range(2000)]
             waiting = [asyncio.create_task(c.callback("door", zht.Condition.present(), 60)) for _ in range(50)]
             never = asyncio.create_task(c.callback("never", zht.Condition.present(), 600))

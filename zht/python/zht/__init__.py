@@ -71,6 +71,11 @@ class Client:
         """The value, or the part of it that `range` names, with its version. Raises NotFound."""
         return value_of(self.call(Operation.lookup(key, range=range)))
 
+    def lookup_eventual(self, key: Data, *, at_least: int = 0, range: Range | None = None) -> Value:
+        """As lookup, of any copy of the key's partition: it may be old. Only a copy answers that has seen the partition's change
+        with version `at_least`: who gives the newest version he has seen never goes back."""
+        return value_of(self.call(Operation.lookup_eventual(key, at_least=at_least, range=range)))
+
     def get(self, key: Data) -> bytes | None:
         """The value; None: absent."""
         found = value_or_none(self.call(Operation.lookup(key)))

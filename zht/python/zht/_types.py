@@ -315,6 +315,14 @@ class Operation:
         return Operation(_LOOKUP, key, b"", range.field if range else b"")
 
     @staticmethod
+    def lookup_eventual(key: Data, *, at_least: int = 0, range: Range | None = None) -> Operation:
+        """Answered by any copy; see Client.lookup_eventual."""
+        if at_least < 0:
+            raise Invalid(f"at_least of {at_least} is negative")
+        extra = Condition.after_version(at_least).field if at_least else b""
+        return Operation(_LOOKUP, key, b"", extra + (range.field if range else b""), 4)
+
+    @staticmethod
     def remove(key: Data, *, missing_ok: bool = False) -> Operation:
         return Operation(_REMOVE, key, b"", b"", 1 if missing_ok else 0)
 
