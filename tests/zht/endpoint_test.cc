@@ -272,12 +272,17 @@ class SyncingInstanceTest : public testing::Test {
     wire::encode_request(out, Operation::lookup(key), {.request = 99, .epoch = 1});
     return out;
   }
-  // Two connections that change things: from then on syncs are made elsewhere.
-  void crowd() {
+  // Two connections that change things: from then on syncs are made elsewhere. The next one, of a change by the first, hangs.
+  void hang_in_a_sync() {
+    for (std::unique_ptr<Wire>* const wire : {&a_, &b_, &c_}) *wire = std::make_unique<Wire>(SOCK_STREAM, address_);
     ASSERT_TRUE(a_->send(insert("a", 1, 1)));
     ASSERT_TRUE(a_->reply());
     ASSERT_TRUE(b_->send(insert("b", 2, 1)));
     ASSERT_TRUE(b_->reply());
+    files_.close_gate();
+    const int before = files_.syncs;
+    ASSERT_TRUE(a_->send(insert("a", 1, 2)));
+    while (files_.syncs == before) std::this_thread::yield();
   }
   server::InstanceReport instance_report() {
     std::promise<server::InstanceReport> report;
@@ -296,19 +301,13 @@ class SyncingInstanceTest : public testing::Test {
 };
 
 TEST_F(SyncingInstanceTest, ReadsAreServedAndWritesGatheredWhileASyncIsUnderWay) {
-  a_ = std::make_unique<Wire>(SOCK_STREAM, address_);
-  b_ = std::make_unique<Wire>(SOCK_STREAM, address_);
-  c_ = std::make_unique<Wire>(SOCK_STREAM, address_);
-  crowd();
-  files_.close_gate();
-  const int before = files_.syncs;
-  ASSERT_TRUE(a_->send(insert("a", 1, 2)));
-  while (files_.syncs == before) std::this_thread::yield();  // it hangs
+  ASSERT_NO_FATAL_FAILURE(hang_in_a_sync());
+  const int syncs = files_.syncs;
   ASSERT_TRUE(b_->send(insert("b", 2, 2)));
   ASSERT_TRUE(c_->send(lookup("other")));
   EXPECT_EQ(c_->reply()->status, static_cast<std::uint8_t>(Code::not_found)) << "served meanwhile";
   while (instance_report().operations.changes < 4) std::this_thread::yield();  // the other change is made meanwhile
-  EXPECT_EQ(files_.syncs, before + 1);
+  EXPECT_EQ(files_.syncs, syncs);
   ASSERT_TRUE(c_->send(lookup("b")));  // what is not synced yet is shown to nobody
   while (instance_report().operations.by_kind[static_cast<std::size_t>(OpKind::lookup)] < 2) std::this_thread::yield();
   EXPECT_EQ(a_->bytes_now() + b_->bytes_now() + c_->bytes_now(), 0u);
@@ -321,14 +320,7 @@ TEST_F(SyncingInstanceTest, ReadsAreServedAndWritesGatheredWhileASyncIsUnderWay)
 }
 
 TEST_F(SyncingInstanceTest, WhoWaitsForASyncThatFailsIsNotAcknowledged) {
-  a_ = std::make_unique<Wire>(SOCK_STREAM, address_);
-  b_ = std::make_unique<Wire>(SOCK_STREAM, address_);
-  c_ = std::make_unique<Wire>(SOCK_STREAM, address_);
-  crowd();
-  files_.close_gate();
-  const int before = files_.syncs;
-  ASSERT_TRUE(a_->send(insert("a", 1, 2)));
-  while (files_.syncs == before) std::this_thread::yield();
+  ASSERT_NO_FATAL_FAILURE(hang_in_a_sync());
   ASSERT_TRUE(b_->send(insert("b", 2, 2)));
   while (instance_report().operations.changes < 4) std::this_thread::yield();
   files_.fails = true;

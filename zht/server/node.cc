@@ -11,7 +11,6 @@
 #include "zht/server/mapped_files.h"
 #include "zht/server/no_files.h"
 #include "zht/server/node_parts.h"
-#include "zht/support/log.h"
 #include "zht/support/paths.h"
 
 namespace zht::server {
@@ -21,11 +20,6 @@ using base::fail;
 using base::Result;
 
 namespace {
-
-const support::Log& logger() {
-  static const support::Log log("zht.manager");
-  return log;
-}
 
 // Connections and segments are file descriptors; the default soft limit of 1024 is soon used up.
 void raise_descriptor_limit() {

@@ -5,21 +5,10 @@
 #include <set>
 #include <utility>
 
-#include "zht/support/log.h"
-
 // Partitions go elsewhere: because someone wishes it, because this node ends for a while, because it leaves.
 namespace zht::server {
 
 using base::Code;
-
-namespace {
-
-const support::Log& logger() {
-  static const support::Log log("zht.manager");
-  return log;
-}
-
-}  // namespace
 
 // A wish: where the partitions named shall be led, and by that, where a copy shall be.
 void Node::Parts::migrate(const wire::Frame& frame, std::string& out) {

@@ -8,7 +8,6 @@
 #include "novoht/base/random.h"
 #include "zht/client/channel.h"
 #include "zht/client/table.h"
-#include "zht/support/log.h"
 #include "zht/support/paths.h"
 
 // How a node becomes one of a cluster: by itself, as the list of nodes says, or by asking one that is in it.
@@ -17,15 +16,6 @@ namespace zht::server {
 using base::Code;
 using base::fail;
 using base::Result;
-
-namespace {
-
-const support::Log& logger() {
-  static const support::Log log("zht.manager");
-  return log;
-}
-
-}  // namespace
 
 // --- the cluster ---
 

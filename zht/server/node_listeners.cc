@@ -1,7 +1,6 @@
 #include "zht/server/node_parts.h"
 
 #include "zht/server/metrics.h"
-#include "zht/support/log.h"
 #include "zht/support/paths.h"
 
 // Where a node can be reached: by nodes and clients, by Redis clients, over HTTP.
@@ -12,11 +11,6 @@ using base::fail;
 using base::Result;
 
 namespace {
-
-const support::Log& logger() {
-  static const support::Log log("zht.manager");
-  return log;
-}
 
 bool is_loopback(const std::string& host) {
   return host == "localhost" || host == "::1" || host.rfind("127.", 0) == 0;

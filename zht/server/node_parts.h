@@ -32,10 +32,16 @@
 #include "zht/server/node.h"
 #include "zht/server/service_keeper.h"
 #include "zht/server/witness.h"
+#include "zht/support/log.h"
 #include "zht/support/process.h"
 #include "zht/wire/zht.pb.h"
 
 namespace zht::server {
+
+inline const support::Log& logger() {
+  static const support::Log log("zht.manager");
+  return log;
+}
 
 struct Node::Parts final : net::FrameHandler {
   Settings settings;

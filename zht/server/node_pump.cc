@@ -6,17 +6,11 @@
 #include <utility>
 
 #include "zht/server/manager_codec.h"
-#include "zht/support/log.h"
 
 // Between the cluster's core and the world: what happened goes in, what follows from it goes out.
 namespace zht::server {
 
 namespace {
-
-const support::Log& logger() {
-  static const support::Log log("zht.manager");
-  return log;
-}
 
 // Who leads and follows, as it changes: the story of a failover, in order.
 const support::Log& view_logger() {

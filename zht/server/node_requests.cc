@@ -1,22 +1,12 @@
 #include "zht/server/node_parts.h"
 
 #include "zht/server/manager_codec.h"
-#include "zht/support/log.h"
 
 // What a node's manager is asked, frame by frame.
 namespace zht::server {
 
 using base::Code;
 using base::Result;
-
-namespace {
-
-const support::Log& logger() {
-  static const support::Log log("zht.manager");
-  return log;
-}
-
-}  // namespace
 
 void Node::Parts::on_frame(net::ConnectionNumber from, const wire::Frame& frame, std::string& out) {
   const auto kind = static_cast<wire::ControlKind>(frame.op);
