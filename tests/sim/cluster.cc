@@ -11,6 +11,7 @@
 
 #include "novoht/base/memory_files.h"
 #include "tests/sim/frames.h"
+#include "tests/sim/losses.h"
 #include "tests/sim/packet.h"
 #include "tests/sim/unsynced_registers.h"
 #include "tests/sim/words.h"
@@ -41,9 +42,7 @@ class Node final : public ReplicationObserver {
   void deliver(int from, const PacketPtr& packet);
   void set_goal(PartitionId partition, const Goal& goal);
   void set_clock(double rate, Micros wall_ahead);
-  // The newest incarnation whose writes a loss of power may have taken; 0: none.
-  std::uint64_t powerless = 0;
-  const std::map<std::uint32_t, Position>& synced() const { return synced_; }  // by partition, of the last sync
+  Member self() const { return {InstanceId{static_cast<std::uint32_t>(id_)}, incarnation}; }
   Micros local(Micros now) const { return offset_ + static_cast<Micros>(static_cast<double>(now) * rate_); }
 
   bool up = false, powered = true, known = false, leaving = false;
@@ -111,7 +110,6 @@ class Node final : public ReplicationObserver {
   double rate_ = 1;
   Micros offset_ = 0, wall_ahead_ = 0;
   Micros synced_at_ = 0;
-  std::map<std::uint32_t, Position> synced_;
   std::uint64_t config_ = 1;        // who keeps, as durably noted
   std::vector<NodeId> keepers_;
   std::unique_ptr<novoht::Store> registers_;
@@ -169,6 +167,8 @@ class Cluster {
   void at(Micros when, std::function<void()> what) { events_.push({std::max(when, now), order_++, std::move(what)}); }
   void send(int from, int to, Packet packet);
   void learned(PartitionId partition, const View& view);
+  // Interval: what partitions may lack, after a disk has lost something.
+  void look_for_losses();
   void crash_point(int node);
   bool crash_now(int node);
   void say(const char* format, ...) __attribute__((format(printf, 2, 3)));
@@ -191,6 +191,7 @@ class Cluster {
   RunResult result;
   History history;
   Ledger ledger;
+  Losses losses{history, ledger};
   Micros now = 0, work_until = 0, stop_faults = 0;
   Timing timing;
   Micros replace_after = 800 * ms;
@@ -225,8 +226,6 @@ class Cluster {
   void come_or_go();
   void interrupt_vote(int proposer, PartitionId partition);
   void deliver(int from, int to, std::uint64_t order, const PacketPtr& packet);
-  // Interval: whether the power took what the last sync members of a partition had not synced.
-  void look_for_loss(std::uint32_t partition);
   void heal();
   void judge();
 
@@ -240,7 +239,6 @@ class Cluster {
   std::map<std::pair<int, int>, std::uint64_t> arrived_;  // by link, the latest in order of what was sent
   std::map<int, Micros> stalled_;                         // what these say is held back until then
   bool vote_armed_ = false;
-  std::map<int, std::uint64_t> rotten_;  // node -> the incarnation whose log was damaged
   std::vector<View> latest_;
   std::map<std::pair<std::uint32_t, std::uint64_t>, View> decided_;
   std::map<std::uint64_t, std::vector<NodeId>> decided_keepers_;
@@ -354,7 +352,11 @@ void Node::open_instance() {
   if (how.torn) world_.happened(Happened::torn_log);
   world_.result.unsure += !how.sure;
   world_.result.damaged += how.damaged;
-  for (std::uint32_t p = 0; p < world_.partition_count; p++) seen_[p] = instance->replicated_store().end(PartitionId{p});
+  for (std::uint32_t p = 0; p < world_.partition_count; p++) {
+    seen_[p] = instance->replicated_store().end(PartitionId{p});
+    world_.losses.opened(self(), p, seen_[p], !how.damaged && !how.torn);
+  }
+  world_.look_for_losses();
   check_tables("opened");
 }
 
@@ -396,7 +398,7 @@ void Node::stop(bool power) {
   disk.set_capacity(std::uint64_t{1} << 60);
   if (power) {
     boot++;
-    powerless = incarnation;
+    world_.losses.power_lost(self());
     world_.happened(Happened::power_lost);
     const auto surface = [&] {
       std::string all;
@@ -570,7 +572,7 @@ void Node::sync_instance() {
     if (!synced) return note_failure();
   }
   synced_at_ = world_.now;
-  for (std::uint32_t p = 0; p < world_.partition_count; p++) synced_[p] = instance->replicated_store().end(PartitionId{p});
+  for (std::uint32_t p = 0; p < world_.partition_count; p++) world_.losses.synced(self(), p, instance->replicated_store().end(PartitionId{p}));
 }
 
 void Node::on_frame_request(int from, const Request& asked) {
@@ -1139,28 +1141,18 @@ void Cluster::learned(PartitionId partition, const View& view) {
   }
   result.views++;
   // The one copy left is the damaged one: no protocol can save what it held.
-  const bool lost = std::all_of(view.sync.begin(), view.sync.end(), [&](Member one) {
-    const auto found = rotten_.find(static_cast<int>(static_cast<std::uint32_t>(one.instance)));
-    return found != rotten_.end() && one.incarnation <= found->second;
-  });
+  const bool lost = std::all_of(view.sync.begin(), view.sync.end(), [&](Member one) { return losses.has_rotted(one); });
   result.sole_copy_lost = result.sole_copy_lost || lost;
   const auto before = decided_.find({p, number(view.epoch) - 1});
   if (before != decided_.end() && before->second.primary.instance != view.primary.instance && in_sync(view, before->second.primary))
     happened(Happened::moved);
   if (view.epoch > latest_[p].epoch) latest_[p] = view;
-  look_for_loss(p);
+  if (!always) losses.look(p, latest_[p]);
   say("partition %u view %s", p, to_string(view).c_str());
 }
 
-void Cluster::look_for_loss(std::uint32_t p) {
-  if (always) return;
-  Version kept = 0;
-  for (Member one : latest_[p].sync) {
-    const Node& node = nodes[static_cast<std::size_t>(static_cast<std::uint32_t>(one.instance))];
-    if (node.powerless < one.incarnation) return;
-    if (const auto synced = node.synced().find(p); synced != node.synced().end()) kept = std::max(kept, history.agreed(p, synced->second));
-  }
-  history.may_lose(p, kept);
+void Cluster::look_for_losses() {
+  for (std::uint32_t p = 0; p < partition_count && !always; p++) losses.look(p, latest_[p]);
 }
 
 // --- faults ---
@@ -1182,10 +1174,10 @@ void Cluster::crash(int i, bool power) {
   if (!node.up) return;
   result.faults++;
   say("crash n%d%s", i, power ? " (power)" : "");
-  const Member old{InstanceId{static_cast<std::uint32_t>(i)}, node.incarnation};
+  const Member old = node.self();
   node.stop(power);
   happened(Happened::killed);
-  for (std::uint32_t p = 0; p < partition_count && power; p++) look_for_loss(p);
+  if (power) look_for_losses();
   if (rot_allowed_) rot(i);
   const bool scenario = options.scenario != RunOptions::Scenario::faults;
   if (scenario ? options.scenario == RunOptions::Scenario::process_dies : !power && random.chance(0.4)) reaped(old, 5);
@@ -1215,11 +1207,11 @@ void Cluster::rot(int i) {
     path = files[random.below(files.size())];
   }
   std::string contents = node.disk.contents(path);
-  if (!rotten_.empty() || !others || contents.size() < 400 || !random.chance(0.5)) return;
+  if (losses.any_rotted() || !others || contents.size() < 400 || !random.chance(0.5)) return;
   const std::size_t at_byte = random.below(contents.size());
   contents[at_byte] = static_cast<char>(contents[at_byte] ^ (1 << random.below(8)));
   node.disk.put(path, contents);
-  rotten_[i] = node.incarnation;
+  losses.rotted(node.self());
   happened(Happened::bit_rot);
   say("rot in n%d at byte %zu of %zu", i, at_byte, contents.size());
 }

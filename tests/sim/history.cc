@@ -78,7 +78,10 @@ void History::promoted(std::uint32_t partition, const Ledger& ledger, Position e
     const auto path = ledger.path(partition, version - 1, end);
     return path && path->front()->at == all[version - 1];
   };
-  if (has(all.size())) return;
+  if (has(all.size())) {
+    may_lose_.erase(partition);  // nothing was lost, and the next loss is looked at anew
+    return;
+  }
   const std::string what = "partition " + std::to_string(partition) + " entry " + std::to_string(all.size()) + " at " + where;
   const auto forgiven = may_lose_.find(partition);
   if (forgiven == may_lose_.end()) return bad("new primary lacks a committed entry", what);
@@ -91,10 +94,12 @@ void History::may_lose(std::uint32_t partition, Version kept) {
   may_lose_[partition] = kept;
 }
 
-Version History::agreed(std::uint32_t partition, Position at) const {
+Version History::agreed(std::uint32_t partition, const Ledger& ledger, Position at) const {
   const auto log = places_.find(partition);
-  const bool known = log != places_.end() && at.sequence > 0 && at.sequence <= log->second.size();
-  return known && log->second[at.sequence - 1] == at ? at.sequence : 0;
+  if (log == places_.end()) return 0;
+  for (const Ledger::Item* item = ledger.find(partition, at); item != nullptr; item = ledger.find(partition, item->previous))
+    if (item->at.sequence <= log->second.size() && log->second[item->at.sequence - 1] == item->at) return item->at.sequence;
+  return 0;
 }
 
 void History::promoted(std::uint32_t partition, const std::vector<EntryPtr>& log, const std::string& where) {

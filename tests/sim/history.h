@@ -59,10 +59,10 @@ class History {
   void promoted(std::uint32_t partition, const Ledger& ledger, Position end, const std::string& where);
   // A new primary's log: it must hold everything committed so far.
   void promoted(std::uint32_t partition, const std::vector<EntryPtr>& log, const std::string& where);
-  // Durability interval: the power has taken what all that had this partition's acknowledged entries had not yet synced.
-  // Entries up to `kept` must be there all the same.
+  // Durability interval: all that had this partition's acknowledged entries have lost some (losses.h). The next primary may
+  // lack some; entries up to `kept` must be there all the same.
   void may_lose(std::uint32_t partition, Version kept);
-  Version agreed(std::uint32_t partition, Position at) const;  // its number when it is a committed entry's place, else 0
+  Version agreed(std::uint32_t partition, const Ledger& ledger, Position at) const;  // committed entries of the log that ends so
   bool has_lost(std::uint32_t partition) const { return lost_.contains(partition); }
   std::uint64_t lost() const { return lost_.size(); }         // partitions that did lose something so
   void judge();
