@@ -82,6 +82,7 @@ class SimStore final : public replication::ReplicaStore {
   Result<void> begin_import(PartitionId partition, std::uint64_t incarnation) override;
   Result<void> import(PartitionId partition, Bytes piece) override;
   Result<void> end_import(PartitionId partition, Position at) override;
+  Result<void> note_joined(PartitionId, Epoch) override { return {}; }  // nothing is forgotten here
   Result<void> make_durable() override { return {}; }  // what is acknowledged has been synced, or power never fails
 
  private:

@@ -378,6 +378,25 @@ TEST_F(Restart, ASnapshotThatWasTakenInSurvivesALossOfPowerWhateverTheDurability
   EXPECT_EQ(sure(), 2u);
 }
 
+TEST_F(Restart, TheViewThatTookItInIsKnownAgain) {
+  open("one");
+  const auto joined = [&](std::uint32_t p) { return replication::number(store->origin(PartitionId{p}).joined); };
+  EXPECT_EQ(joined(3), 0u);
+  ASSERT_TRUE(store->note_joined(PartitionId{3}, Epoch{7}));
+  ASSERT_TRUE(store->note_joined(PartitionId{4}, Epoch{2}));
+  append("k");
+  end(false);
+  open("one");
+  EXPECT_EQ(joined(3), 7u);
+  EXPECT_EQ(joined(4), 2u);
+  EXPECT_EQ(joined(5), 0u);
+  ASSERT_TRUE(store->begin_import(PartitionId{3}, 2));
+  end(false);
+  open("one");
+  EXPECT_EQ(store->end(PartitionId{3}).sequence, 0u);
+  EXPECT_EQ(joined(3), 7u);
+}
+
 // Damage is put aside in steps; whoever dies in between leaves something that the next life goes on with, and in the end
 // there is an empty store that vouches for nothing older.
 TEST_F(Restart, DyingWhileADamagedStoreIsPutAsideLeavesNoHalfStore) {

@@ -193,6 +193,33 @@ bool looks_at_the_lease_first(Defects broken) {
   return s.says(0, 999, "old");
 }
 
+// A sync member begins again and hears, of all views, first of one from before it was taken in.
+bool forgets_by_an_old_view(Defects broken) {
+  Schedule s(broken);
+  s.begin();
+  EXPECT_TRUE(s.change_at(0, "there", 1, 200ms));
+  s.granting = false;
+  const replication::Members learners = std::exchange(s.view.learners, {});
+  s.view.epoch = s.next_epoch();
+  s.run(20ms);
+  const replication::View old = s.view;
+  s.view.learners = learners;
+  s.view.epoch = s.next_epoch();
+  s.run(200ms);
+  s.view.sync.push_back(learners.front());
+  s.view.learners.clear();
+  s.view.epoch = s.next_epoch();
+  s.run(200ms);
+  EXPECT_EQ(s.all[2].core->replicated_store().end(PartitionId{0}).sequence, 1u);
+  s.kill(2);
+  const replication::View newest = std::exchange(s.view, old);
+  s.open(2);
+  s.view = newest;
+  s.cut = {2};
+  s.run(3s);
+  return s.all[2].core->replicated_store().end(PartitionId{0}).sequence == 0;
+}
+
 struct Case {
   const char* name;
   Defect defect;
@@ -213,6 +240,7 @@ INSTANTIATE_TEST_SUITE_P(Each, Schedules,
                                               needs_no_lease_of_who_may_be_promoted},
                                          Case{"abandon_promotion", Defect::abandon_promotion, forgets_who_may_be_promoted},
                                          Case{"lease_before_value", Defect::lease_before_value, looks_at_the_lease_first},
+                                         Case{"forget_by_old_view", Defect::forget_by_old_view, forgets_by_an_old_view},
                                          Case{"keep_surplus", Defect::keep_surplus, keeps_what_the_primary_never_had}),
                          [](const auto& one) { return std::string(one.param.name); });
 

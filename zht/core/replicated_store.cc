@@ -44,6 +44,10 @@ std::string encode_number(std::uint64_t number) {
 }
 std::uint64_t decode_number(Bytes bytes) { return base::Reader(bytes).u64(); }
 
+// Of the newest view that took this instance in.
+constexpr char kJoined[] = "joined ";
+std::string joined_key_of(PartitionId partition) { return kJoined + std::to_string(number_of(partition)); }
+
 // A partition's: when its log was begun, and whether that was by a snapshot that has not come whole yet.
 std::string key_of(PartitionId partition) { return "partition " + std::to_string(number_of(partition)); }
 std::string encode_origin(std::uint64_t since, bool importing) {
@@ -183,6 +187,17 @@ Result<void> ReplicatedStore::begin_life() {
     cursor = page.cursor;
     if (cursor == 0) break;
   }
+  for (std::uint64_t cursor = 0;;) {
+    const novoht::ScanPage page = store_->scan(kOrigins, cursor, 1000, kJoined);
+    for (const novoht::ScanEntry& entry : page.entries) {
+      const std::string value = get_origin(entry.key).value_or("");
+      const auto number = static_cast<std::uint32_t>(std::strtoul(entry.key.c_str() + sizeof kJoined - 1, nullptr, 10));
+      if (value.size() != 8) return fail(Code::corrupt, folder_, ": epoch of partition ", number, " of ", value.size(), " bytes");
+      joined_[number] = Epoch{decode_number(value)};
+    }
+    cursor = page.cursor;
+    if (cursor == 0) break;
+  }
   // Half a snapshot is nothing.
   for (PartitionId partition : half) TRY(forget(partition, options_.incarnation));
   TRY(put_origin("life", encode(Life{options_.boot, options_.synced_before_shown, false})));
@@ -235,7 +250,14 @@ std::string ReplicatedStore::attachment(TableId table) {
 replication::ReplicaStore::Origin ReplicatedStore::origin(PartitionId partition) const {
   const auto found = since_.find(number_of(partition));
   const std::uint64_t since = found == since_.end() ? born_ : found->second;
-  return {since, std::max(since, unsure_)};
+  const auto joined = joined_.find(number_of(partition));
+  return {since, std::max(since, unsure_), joined == joined_.end() ? Epoch{0} : joined->second};
+}
+
+Result<void> ReplicatedStore::note_joined(PartitionId partition, Epoch epoch) {
+  TRY(put_origin(joined_key_of(partition), encode_number(replication::number(epoch))));
+  joined_[number_of(partition)] = epoch;
+  return {};
 }
 
 Position ReplicatedStore::end(PartitionId partition) const {

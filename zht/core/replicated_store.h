@@ -3,7 +3,8 @@
 // requests travel as the records' notes and as the tables' attachments, so they are part of the partition wherever it goes.
 //
 // What must be known besides is in a table of its own (kOrigins): in which life this store was begun, which partition's
-// log began later, which import is not finished, and whether the last life's end may have cost acknowledged entries.
+// log began later, which import is not finished, which view took the instance in last, and whether the last life's end may have
+// cost acknowledged entries.
 //
 // A life is *sure* of its log when nothing that it acknowledged can be missing:
 //   the log ends in a bad record             not sure: that record may have been acknowledged before it rotted
@@ -66,6 +67,7 @@ class ReplicatedStore final : public replication::ReplicaStore, private novoht::
   std::uint64_t rewinds() const { return rewinds_; }
 
   Origin origin(PartitionId partition) const override;
+  Result<void> note_joined(PartitionId partition, Epoch epoch) override;
   replication::Position end(PartitionId partition) const override;
   Version floor(PartitionId partition) const override;
   Result<void> apply(PartitionId partition, const replication::Entry& entry) override;
@@ -122,6 +124,7 @@ class ReplicatedStore final : public replication::ReplicaStore, private novoht::
   Opened opened_;
   std::uint64_t born_ = 1, unsure_ = 0;
   std::unordered_map<std::uint32_t, std::uint64_t> since_;  // by partition, where it is not born_
+  std::unordered_map<std::uint32_t, Epoch> joined_;         // by partition, where it is known
   std::unordered_map<std::uint32_t, Undos> undo_;
   std::unordered_map<std::uint32_t, std::unique_ptr<novoht::Import>> imports_;
   std::uint64_t rewinds_ = 0;

@@ -28,6 +28,7 @@ enum class Defect : std::uint8_t {
   trust_torn,               // a log that ended in a bad record is taken to be complete
   trust_damage,             // a damaged log is cut at the damage and taken to be whole
   forget_loss,              // a replica that lost its log forgets that at its next restart
+  forget_by_old_view,       // who hears, after a restart, of a view from before it was a member throws its copy away
   vouch_while_importing,    // a half imported snapshot counts as a whole log
   keeper_amnesia,           // keepers forget what they promised when they restart
   keeper_unsynced,          // keepers answer before their promise is durable

@@ -107,8 +107,16 @@ void Replica::forget_log() {
   marks_.clear();
 }
 
+bool Replica::note_joined() {
+  if (!host_.store().note_joined(partition_, view_.epoch)) return false;
+  origin_.joined = view_.epoch;
+  rewinds_++;  // nothing is acknowledged before that is durable
+  return true;
+}
+
 bool Replica::is_spare() const {
-  return role() == Role::stranger && view_.epoch != Epoch{0} && !member_at(view_, host_.self().instance) &&
+  const Epoch joined = broken(Defect::forget_by_old_view) ? Epoch{0} : std::max(origin_.joined, end_.epoch);
+  return role() == Role::stranger && view_.epoch > joined && !member_at(view_, host_.self().instance) &&
          view_.sync.size() >= std::max<std::size_t>(1, view_.need) && (end_.sequence > 0 || import_);
 }
 
@@ -173,14 +181,16 @@ void Replica::adopt(const View& view) {
   const Role was = role();
   if (was == Role::sync || was == Role::learner) host_.channel(view_.primary).depart(partition_, view_.epoch);
   const View before_view = std::exchange(view_, view);
-  const bool counts = was == Role::learner && role() == Role::sync;
+  const bool counts = was == Role::learner && (role() == Role::sync || role() == Role::primary);
   adopted_at_ = was == Role::stranger && broken(Defect::forget_grace) ? base::Time{} : now;
   deposing_ = false;
   verified_ = acked_ = 0;
   ack_due_ = false;
   wish_ = {};
   wish_sent_ = full_ = false;
-  cannot_write_ = counts && !host_.store().make_durable();
+  // Whoever counts was a learner first; so this is durable before it counts, see make_durable().
+  const bool joins = role() == Role::learner && (was != Role::learner || view.epoch != next(before_view.epoch));
+  cannot_write_ = (joins && !note_joined()) || (counts && !host_.store().make_durable());
   last_proposed_ = {};
   // Who has just fallen out of the view is not the first to be taken in again.
   std::erase_if(shunned_, [&](const auto& one) { return one.second <= now; });
@@ -561,7 +571,7 @@ void Replica::on_piece(Member from, const SnapshotPiece& piece) {
     if (piece.index != 0) return acknowledge_piece(0);
     const std::uint64_t since = host_.self().incarnation;
     forget_log();
-    origin_ = {since, since};
+    origin_.since = origin_.sure = since;
     import_ = Import{from, piece.id, 0};
     if (!host_.store().begin_import(partition_, broken(Defect::vouch_while_importing) ? 0 : since)) cannot_write_ = true;
   }

@@ -156,7 +156,8 @@ class Replica {
   void send();
   // Whether something is under way that a later round will have to look at.
   bool waits() const { return !marks_.empty() || !held_.empty() || piece_waits_; }
-  // What the store holds of it can go: this instance has no part in a view that is as safe as it has to be.
+  // What the store holds of it can go: this instance has no part in a view that is as safe as it has to be, and newer than the
+  // one that took it in last. (Who begins again hears of views in any order, and may be needed in one it has not heard of.)
   bool is_spare() const;
   void forget();  // the host has thrown it away (a stranger's only); its log is taken up anew
   // The host has failed: everything that waits is let go of.
@@ -205,6 +206,7 @@ class Replica {
   // Takes back every entry after `keep`. False: the store cannot.
   bool truncate(Version keep);
   void forget_log();
+  bool note_joined();  // false: the store cannot
   void trim_tail();
   void advance(Version commit);
   void try_commit();
@@ -245,7 +247,7 @@ class Replica {
   std::deque<EntryPtr> tail_;
   std::size_t tail_bytes_ = 0;
   Version durable_ = 0, commit_ = 0;
-  std::uint64_t rewinds_ = 0, rewinds_durable_ = 0;  // how often entries were taken back
+  std::uint64_t rewinds_ = 0, rewinds_durable_ = 0;  // how often entries were taken back, or a note was made
   std::deque<Mark> marks_;
   ReplicaStore::Origin origin_;
 

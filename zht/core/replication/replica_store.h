@@ -39,8 +39,13 @@ class ReplicaStore {
   struct Origin {
     std::uint64_t since = 0;  // the incarnation that began this log
     std::uint64_t sure = 0;   // from this one on it has, by itself, all that it ever acknowledged
+    Epoch joined{0};          // of the newest view that is known to have taken this instance in, see note_joined()
   };
   virtual Origin origin(PartitionId partition) const = 0;
+
+  // A view of this epoch took the instance in, as a learner. Durable with the entries that are logged after it. A later life
+  // that hears of an older view first must not take itself for one that has no part in the partition.
+  virtual Result<void> note_joined(PartitionId partition, Epoch epoch) = 0;
 
   virtual Position end(PartitionId partition) const = 0;   // of the last entry
   virtual Version floor(PartitionId partition) const = 0;  // rewind() reaches back to here
