@@ -1,7 +1,6 @@
 #include "fusionfs/core/check.h"
 
 #include <cerrno>
-#include <charconv>
 #include <cstdlib>
 
 namespace fusionfs {
@@ -15,11 +14,6 @@ namespace {
 
 constexpr std::uint64_t kPage = 2000;          // keys of one scan
 constexpr Nanos kUnfinished = 10'000'000'000;  // older than this (or so far ahead), nobody is at it any more
-
-bool hex_number(Bytes text, std::uint64_t& number) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number, 16);
-  return error == std::errc() && end == text.data() + text.size() && !text.empty();
-}
 
 struct Name {
   HomeId home{};
@@ -78,9 +72,10 @@ Result<std::set<Finding>> Check::read(Census& census) {
   Picture picture;
   std::set<Finding> found;
   const auto find = [&](Finding::Kind kind, InodeId inode, HomeId home, std::string name, std::string text,
-                        std::uint32_t names = 0) {
+                        std::uint32_t names = 0, std::uint64_t revision = 0) {
     Finding finding;
     finding.names = names;
+    finding.revision = revision;
     finding.kind = kind;
     finding.inode = inode;
     finding.home = home;
@@ -102,7 +97,7 @@ Result<std::set<Finding>> Check::read(Census& census) {
         if (!values[i].ok()) return values[i].error();
         const auto brace = key.find('}');
         std::uint64_t home_number = 0;
-        if (brace == std::string::npos || !hex_number(Bytes(key).substr(3, brace - 3), home_number)) continue;
+        if (brace == std::string::npos || !parse_hex(Bytes(key).substr(3, brace - 3), home_number)) continue;
         const HomeId home{home_number};
         const Bytes rest = Bytes(key).substr(brace + 1);
         const auto damaged = [&] {
@@ -117,7 +112,7 @@ Result<std::set<Finding>> Check::read(Census& census) {
             picture.splits[home] = std::move(*split);
           else
             damaged();
-        } else if (rest.starts_with("i/") && hex_number(rest.substr(2), counter)) {
+        } else if (rest.starts_with("i/") && parse_hex(rest.substr(2), counter)) {
           const InodeId id = make_inode(home, static_cast<std::uint32_t>(counter));
           if (auto inode = decode_inode(id, values[i].value))
             picture.inodes[id] = std::move(*inode);
@@ -170,7 +165,6 @@ Result<std::set<Finding>> Check::read(Census& census) {
   }
   for (const auto& [id, inode] : picture.inodes) {
     census.inodes += 1;
-    if (inode.store != 0) census.stores[raw(id)] = inode.stores();
     const auto counted = names_of.find(id);
     const std::uint32_t names = counted == names_of.end() ? 0 : counted->second;
     const std::string number = std::to_string(raw(id));
@@ -196,12 +190,12 @@ Result<std::set<Finding>> Check::read(Census& census) {
         find(Finding::Kind::orphan, id, HomeId{}, "", "inode " + number + " has no name, and no mount keeps it");
     } else if (names == 0) {
       find(Finding::Kind::nameless, id, HomeId{}, "",
-           "inode " + number + " has no name and says it has " + std::to_string(inode.links));
+           "inode " + number + " has no name and says it has " + std::to_string(inode.links), 0, inode.revision);
     } else if (names != inode.links) {
       find(
           Finding::Kind::links, id, HomeId{}, "",
           "inode " + number + " says it has " + std::to_string(inode.links) + " names and has " + std::to_string(names),
-          names);
+          names, inode.revision);
     }
   }
   for (const auto& [home, bytes] : picture.listings) {
@@ -299,7 +293,8 @@ Task<bool> Check::repair(Finding finding) {
         const int error = co_await metadata_.drop_stray_shard(finding.home);
         co_return error == 0;
       }
-      // A count may be too high after a crash between two homes, never too low; how many names there are was counted.
+      // A count may be too high after a crash between two homes, never too low; how many names there are was counted, and
+      // is set only if nobody has changed the inode since it was read.
       Reply inode = co_await metadata_.getattr(finding.inode);
       if (inode.error != 0) co_return false;
       if (is_directory(inode.inode->mode)) {  // its maker died before it wrote the name
@@ -311,7 +306,7 @@ Task<bool> Check::repair(Finding finding) {
       set.inode = finding.inode;
       set.fields_set = SetRequest::kLinks;
       set.links = names;
-      set.revision = inode.inode->revision;
+      set.revision = finding.revision;
       Reply reply = co_await metadata_.setattr(set);
       if (reply.error == 0 && names == 0) reply = co_await metadata_.reap(finding.inode);
       co_return reply.error == 0;

@@ -33,7 +33,10 @@ struct Finding {
   HomeId home{};  // of the name
   std::string name;
   std::string text;         // for people
-  std::uint32_t names = 0;  // links: how many were counted
+  std::uint32_t names = 0;     // links: how many were counted
+  std::uint64_t revision = 0;  // links: of the inode that was read
+  // Whether another reading found the very same.
+  bool same(const Finding& other) const { return names == other.names && revision == other.revision; }
   bool operator<(const Finding& other) const {
     return std::tie(kind, inode, home, name) < std::tie(other.kind, other.inode, other.home, other.name);
   }
@@ -41,7 +44,6 @@ struct Finding {
 
 struct Census {
   std::uint64_t files = 0, directories = 0, names = 0, bytes = 0;
-  std::map<std::uint64_t, std::vector<std::uint64_t>> stores;  // of every inode with chunks, by number
   std::uint64_t inodes = 0;
 };
 

@@ -41,6 +41,10 @@ std::string key_with_numbers(InodeId inode, char kind, std::uint64_t id) {
 
 }  // namespace
 
+bool parse_hex(Bytes text, std::uint64_t& number) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number, 16);
+  return error == std::errc() && end == text.data() + text.size() && !text.empty();
+}
 std::string tag_of(HomeId home) {
   std::string tag = "{d:";
   put_hex(tag, raw(home));

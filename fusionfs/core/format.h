@@ -48,7 +48,8 @@ constexpr std::uint32_t counter_of(InodeId inode) {
 constexpr std::uint64_t raw(InodeId inode) { return static_cast<std::uint64_t>(inode); }
 constexpr std::uint64_t raw(HomeId home) { return static_cast<std::uint64_t>(home); }
 
-// Keys. All of one home share its tag.
+// Keys. All of one home share its tag. Numbers in them are written in hexadecimal.
+bool parse_hex(Bytes text, std::uint64_t& number);    // the whole of a number's text
 std::string tag_of(HomeId home);                      // "{d:<hex>}"
 std::string inode_key(InodeId inode);                 // tag i/<counter hex>      Inode
 std::string attributes_key(InodeId inode);            // tag x/<counter hex>      extended attributes

@@ -214,8 +214,8 @@ Task<Reply> Metadata::make_directory(InodeId directory, CreateRequest request, I
   request.session = options_.session;
   request.parent_mode = parent.mode;
   request.parent_gid = parent.gid;
-  // The name and the directory itself are written at once, in two homes. A name without its directory is completed by
-  // whoever meets it; a directory without a name is removed below, or by fsck.
+  // The name and the directory itself are written at once, in two homes, the name first: a name without its directory is
+  // completed by whoever meets it. A directory without a name is removed below, or later (settle_leftovers).
   Inode child;
   child.id = request.directory;
   child.mode = request.mode;
@@ -230,10 +230,9 @@ Task<Reply> Metadata::make_directory(InodeId directory, CreateRequest request, I
   }
   DirectoryRequest make;
   make.inode = child;
-  Call child_made(client_, Operation::update(tag_of(HomeId{home}), "fusionfs.make_directory", pack(make)), {},
-                  Call::Style::beside);
   const HomeId name_home = home_for(directory, request.name);
-  Call name_made(client_, Operation::update(tag_of(name_home), "fusionfs.create", pack(request)));
+  Call name_made(client_, Operation::update(tag_of(name_home), "fusionfs.create", pack(request)), {}, Call::Style::beside);
+  Call child_made(client_, Operation::update(tag_of(HomeId{home}), "fusionfs.make_directory", pack(make)));
   const Outcome child_outcome = co_await child_made;
   const Outcome name_outcome = co_await name_made;
   Reply reply = refuse(errno_of(name_outcome));
@@ -832,10 +831,13 @@ Task<Reply> Metadata::link(InodeId inode, std::uint32_t type, InodeId directory,
     Reply promised = co_await ask(home_of(inode), "fusionfs.promise_link", pack(request));
     if (promised.error != 0) co_return promised;
     Reply added = co_await ask(home, "fusionfs.add_entry", pack(request));
-    if (added.error == EIO) co_return added;  // the name may be there: the promise stays for fsck to settle
+    if (added.error == EIO) co_return added;  // the name may be there: whoever settles the promise asks the marker
     request.undo = added.error != 0;
     Reply settled = co_await ask(home_of(inode), "fusionfs.settle_link", pack(request));
     if (added.error != 0) settle_links(settled, settled.inode);
+    if (added.error == 0 && settled.error == 0)
+      call_and_forget(client_, Operation::remove(transfer_key(home, request.id), true));
+    if (added.error == ECANCELED) continue;  // somebody took us for dead
     if (elsewhere(added)) {
       co_await follow(std::move(added), home, name);
       continue;
@@ -885,15 +887,18 @@ Task<int> Metadata::settle_record(std::string key) {
   }
   auto promise = unpack<LinkRequest>(record.value);
   if (!promise) co_return EIO;
-  NameRequest find;
-  find.name = promise->name;
-  Reply found = co_await ask_name(promise->to, promise->name, "fusionfs.lookup", pack(find));
-  if (found.error != 0 && found.error != ENOENT) co_return found.error;
-  promise->undo = found.error == ENOENT || found.entry->inode != promise->inode;
+  // Not whether the name is there: it may have come and gone since, and its link with it.
+  TransferRequest cancel;
+  cancel.transfer = promise->id;
+  Reply outcome = co_await ask(promise->to, "fusionfs.move_cancel", pack(cancel));
+  if (outcome.error != 0) co_return outcome.error;
+  promise->undo = !outcome.done;
   promise->now = now();
   Reply settled = co_await ask(home, "fusionfs.settle_link", pack(*promise));
-  if (settled.error == 0) settle_links(settled, settled.inode);
-  co_return settled.error;
+  if (settled.error != 0) co_return settled.error;
+  settle_links(settled, settled.inode);
+  if (outcome.done) call_and_forget(client_, Operation::remove(transfer_key(promise->to, promise->id), true));
+  co_return 0;
 }
 
 Task<Reply> Metadata::setattr(SetRequest request) {

@@ -101,6 +101,9 @@ class Metadata {
   // Brings `known` (an empty one to begin) up to date, reading only what was added, as long as one home has all names.
   Task<ListReply> list(InodeId directory, Listing known);
 
+  // After a client died: goes through every record once and carries to their end, or undoes, the changes that were left in the
+  // middle and that nobody may ever come by. Reads a few records at a time. 0, or the errno at which it stopped.
+  Task<int> settle_leftovers();
   // For fsck: settles a debt or a promise (its whole key), or a directory that is being removed. 0, or an errno.
   Task<int> settle_record(std::string key);
   Task<int> settle_directory(InodeId directory);
@@ -142,6 +145,8 @@ class Metadata {
   // Waits for, or settles, a move that left `name` marked. 0, or an errno.
   Task<int> settle_move(HomeId home, std::string name);
   Task<int> settle_dying(Inode directory, HomeId met);  // met: the home that said so
+  Task<int> settle_page(std::vector<std::string> keys);
+  Task<bool> nameless(InodeId directory);  // an empty one, of late, whose maker died before its name was written
   Task<int> pay(InodeId inode, HomeId debtor, std::uint64_t debt);
   // Both: EREMCHG when a name has moved to another home before anything was done.
   Task<Reply> rename_within(HomeId home, std::string from_name, std::string to_name, std::uint32_t flags);

@@ -253,7 +253,7 @@ Result<Reply> move_undo(Transaction& tables, HomeId home, const TransferRequest&
   return Reply{};
 }
 
-// Whether the move arrived; if it has not, it never will.
+// Whether the move, or the promised name, arrived; if it has not, it never will.
 Result<Reply> move_cancel(Transaction& tables, HomeId home, const TransferRequest& request) {
   const std::string marker_key = transfer_key(home, request.transfer);
   if (const auto marker = tables.lookup(marker_key)) {
@@ -299,7 +299,11 @@ Result<Reply> promise_link(Transaction& tables, HomeId home, const LinkRequest& 
   return reply;
 }
 
+// A promised link's name. The marker, as of a move, decides: with it the promise is kept whatever becomes of the name
+// meanwhile; who takes the maker for dead cancels it first (move_cancel), and what arrives later is refused.
 Result<Reply> add_entry(Shard& shard, const LinkRequest& request) {
+  const std::string marker_key = transfer_key(shard.home(), request.id);
+  if (shard.tables().lookup(marker_key, zht::Range::nothing())) return refuse(ECANCELED);
   TRY_LET(existing, shard.entry(request.name));
   if (existing) return refuse(EEXIST);
   Entry entry;
@@ -307,7 +311,9 @@ Result<Reply> add_entry(Shard& shard, const LinkRequest& request) {
   entry.type = request.type;
   TRY(shard.add(request.name, entry, request.now));
   Reply reply;
+  reply.done = true;
   reply.entry = std::move(entry);
+  TRY(shard.tables().insert(marker_key, std::string(1, kArrived) + pack(reply)));
   return reply;
 }
 

@@ -132,6 +132,27 @@ inline void call_and_forget(zht::Client& client, zht::Operation operation) {
     client.submit(std::move(operation), [](zht::Outcome) {});
 }
 
+// Where a reply and the coroutine that waits for it meet: whichever is second goes on. The caller keeps it alive until both came.
+class Meeting {
+ public:
+  bool replied() const noexcept { return step_.load(std::memory_order_acquire) == kReplied; }
+  // The reply is there; goes on with who waits. Once.
+  void reply() {
+    if (step_.exchange(kReplied, std::memory_order_acq_rel) == kWaiting) waiter_.resume();
+  }
+  // False: the reply has come meanwhile. As soon as it is true the coroutine may be going on elsewhere.
+  bool wait(std::coroutine_handle<> waiter) noexcept {
+    waiter_ = waiter;
+    int expected = kSent;
+    return step_.compare_exchange_strong(expected, kWaiting, std::memory_order_acq_rel);
+  }
+
+ private:
+  static constexpr int kSent = 0, kWaiting = 1, kReplied = 2;
+  std::atomic<int> step_{kSent};
+  std::coroutine_handle<> waiter_;
+};
+
 // One operation, awaited. Begins when constructed, so that several can be under way at once:
 //   Call one(client, a, {}, Call::Style::beside), two(client, b);
 //   auto first = co_await one; auto second = co_await two;
@@ -147,33 +168,27 @@ class Call {
     if (operation.kind != zht::OpKind::callback &&
         (which == Which::every || (which == Which::lone && style == Style::alone))) {
       state_->outcome = client.call(std::move(operation), timeout);
-      state_->step.store(kReplied, std::memory_order_release);
+      state_->meeting.reply();
       return;
     }
     client.submit(
         std::move(operation),
         [state = state_](zht::Outcome outcome) {
           state->outcome = std::move(outcome);
-          const int before = state->step.exchange(kReplied, std::memory_order_acq_rel);
-          if (before == kWaiting) state->waiter.resume();
+          state->meeting.reply();
         },
         timeout);
   }
-  bool await_ready() const noexcept { return state_->step.load(std::memory_order_acquire) == kReplied; }
+  bool await_ready() const noexcept { return state_->meeting.replied(); }
   bool await_suspend(std::coroutine_handle<> waiter) noexcept {
-    // A copy: once the step is kWaiting the reply may come, the coroutine go on and destroy this object.
-    const std::shared_ptr<State> state = state_;
-    state->waiter = waiter;
-    int expected = kSent;
-    return state->step.compare_exchange_strong(expected, kWaiting, std::memory_order_acq_rel);
+    const std::shared_ptr<State> state = state_;  // a copy: the coroutine may go on and destroy this object
+    return state->meeting.wait(waiter);
   }
   zht::Outcome await_resume() { return std::move(state_->outcome); }
 
  private:
-  static constexpr int kSent = 0, kWaiting = 1, kReplied = 2;
   struct State {
-    std::atomic<int> step{kSent};
-    std::coroutine_handle<> waiter;
+    Meeting meeting;
     zht::Outcome outcome;
   };
   std::shared_ptr<State> state_;

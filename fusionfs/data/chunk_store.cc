@@ -33,11 +33,6 @@ Result<void> make_folder(const std::string& path) {
   return {};
 }
 
-bool parse_hex(std::string_view text, std::uint64_t& number) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number, 16);
-  return error == std::errc() && end == text.data() + text.size() && !text.empty();
-}
-
 }  // namespace
 
 Result<std::unique_ptr<ChunkStore>> ChunkStore::open(const std::string& folder) {
@@ -202,22 +197,39 @@ Result<LocalContent::File> LocalContent::chunk(std::uint64_t index, bool make) {
   return chunk_locked(index, make);
 }
 
+// The file's first chunk, made when absent. mutex_ is held.
+Result<LocalContent::File> LocalContent::first_locked() {
+  for (;;) {
+    TRY_LET(first, chunk_locked(0, true));
+    struct stat status {};
+    if (::fstat(first->descriptor(), &status) != 0) return fail_errno(errno, "stat " + store_.path_of(inode_, 0));
+    if (status.st_nlink > 0) return first;
+    files_.clear();  // removed while it was open here: what is written now belongs into a new one
+  }
+}
+
 Result<void> LocalContent::begin_writing(std::uint64_t recorded_size) {
   const std::lock_guard lock(mutex_);
   if (writing_) return {};
-  TRY_LET(first, chunk_locked(0, true));
-  if (::flock(first->descriptor(), LOCK_EX | LOCK_NB) == 0) {
-    // A writer that crashed writes past the end in order, so its leftovers are the tail of one chunk and those after
-    // it.
-    for (std::uint64_t index = recorded_size / kChunkSize;; ++index) {
-      TRY_LET(file, chunk_locked(index, false));
-      if (!file) break;
-      const std::uint64_t keep = index * kChunkSize < recorded_size ? recorded_size - index * kChunkSize : 0;
-      TRY_LET(more, file->seek(keep, true));
-      if (more < kChunkSize) TRY(file->keep(keep));
+  for (;;) {
+    TRY_LET(first, first_locked());
+    if (::flock(first->descriptor(), LOCK_EX | LOCK_NB) == 0) {
+      // A writer that crashed writes past the end in order, so its leftovers are the tail of one chunk and those after
+      // it.
+      TRY_LET(still, first_locked());
+      if (still != first) continue;
+      for (std::uint64_t index = recorded_size / kChunkSize;; ++index) {
+        TRY_LET(file, chunk_locked(index, false));
+        if (!file) break;
+        const std::uint64_t keep = index * kChunkSize < recorded_size ? recorded_size - index * kChunkSize : 0;
+        TRY_LET(more, file->seek(keep, true));
+        if (more < kChunkSize) TRY(file->keep(keep));
+      }
     }
+    if (::flock(first->descriptor(), LOCK_SH) != 0) return fail_errno(errno, "lock " + store_.path_of(inode_, 0));
+    TRY_LET(still, first_locked());
+    if (still == first) break;  // else whoever kept writers out has removed it
   }
-  if (::flock(first->descriptor(), LOCK_SH) != 0) return fail_errno(errno, "lock " + store_.path_of(inode_, 0));
   writing_ = true;
   return {};
 }
@@ -377,16 +389,23 @@ Result<std::vector<std::uint32_t>> LocalContent::sums(std::uint64_t offset, std:
 Result<void> LocalContent::go_on_writing() {
   const std::lock_guard lock(mutex_);
   if (writing_) return {};
-  TRY_LET(first, chunk_locked(0, true));
-  if (::flock(first->descriptor(), LOCK_SH) != 0) return fail_errno(errno, "lock " + store_.path_of(inode_, 0));
+  for (;;) {
+    TRY_LET(first, first_locked());
+    if (::flock(first->descriptor(), LOCK_SH) != 0) return fail_errno(errno, "lock " + store_.path_of(inode_, 0));
+    TRY_LET(still, first_locked());
+    if (still == first) break;
+  }
   writing_ = true;
   return {};
 }
 
 Result<bool> LocalContent::keep_writers_out() {
   const std::lock_guard lock(mutex_);
-  TRY_LET(first, chunk_locked(0, true));
-  if (::flock(first->descriptor(), LOCK_EX | LOCK_NB) == 0) return true;
+  TRY_LET(first, first_locked());
+  if (::flock(first->descriptor(), LOCK_EX | LOCK_NB) == 0) {
+    TRY_LET(still, first_locked());
+    return still == first;
+  }
   if (errno == EWOULDBLOCK) return false;
   return fail_errno(errno, "lock " + store_.path_of(inode_, 0));
 }

@@ -79,13 +79,15 @@ class LocalContent final : public Content {
   Result<std::vector<std::uint32_t>> sums(std::uint64_t offset, std::uint64_t count) override;
   // Marks the file as being written, as begin_writing() does, and cuts nothing off.
   Result<void> go_on_writing();
-  // False: somebody is writing it. Else nobody begins to until this object goes: begin_writing() waits elsewhere.
+  // False: somebody is writing it. Else nobody begins to until this object goes: begin_writing() waits elsewhere, and finds
+  // out if the chunks were removed meanwhile.
   Result<bool> keep_writers_out();
 
  private:
   using File = std::shared_ptr<ChunkFile>;
   Result<File> chunk(std::uint64_t index, bool make);  // nothing: there is none
   Result<File> chunk_locked(std::uint64_t index, bool make);
+  Result<File> first_locked();
 
   const ChunkStore& store_;
   const InodeId inode_;

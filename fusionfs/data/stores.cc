@@ -221,14 +221,21 @@ Result<void> Stores::refresh() {
     if (found.ok()) addresses[identity] = found.value;
   }
   const std::lock_guard lock(mutex_);
-  std::erase_if(peers_, [&](const auto& each) {
+  epoch_ += std::erase_if(peers_, [&](const auto& each) {
     const auto address = addresses.find(each.first);
     return address == addresses.end() || address->second != each.second->address();
   });
   for (const auto& [identity, address] : addresses) {
-    if (peers_.count(identity) == 0) peers_[identity] = std::make_shared<ChunkPeer>(identity, address, proof);
+    if (peers_.count(identity) != 0) continue;
+    peers_[identity] = std::make_shared<ChunkPeer>(identity, address, proof);
+    epoch_ += 1;
   }
   return {};
+}
+
+std::uint64_t Stores::epoch() const {
+  const std::lock_guard lock(mutex_);
+  return epoch_;
 }
 
 std::shared_ptr<ChunkPeer> Stores::peer(std::uint64_t identity) const {

@@ -38,6 +38,8 @@ class Stores {
   void leave();  // takes that back
 
   bool known(std::uint64_t identity) const;
+  // Grows with each store that comes or goes.
+  std::uint64_t epoch() const;
   // Of the file, whose bytes are in all of `stores` (the first is its home).
   std::shared_ptr<Content> open(InodeId inode, const std::vector<std::uint64_t>& stores) const;
   // Up to `count` other stores whose servers say they live, another choice each time.
@@ -56,6 +58,7 @@ class Stores {
   bool listed_ = false;                                         // guarded by mutex_
   std::map<std::uint64_t, std::shared_ptr<ChunkPeer>> peers_;   // those that live. Guarded by mutex_
   std::size_t next_ = 0;                                        // guarded by mutex_
+  std::uint64_t epoch_ = 0;                                     // guarded by mutex_
 };
 
 }  // namespace fusionfs

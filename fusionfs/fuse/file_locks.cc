@@ -1,9 +1,7 @@
 #include "fusionfs/fuse/file_locks.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
-#include <coroutine>
 
 #include "fusionfs/core/metadata.h"
 
@@ -33,35 +31,23 @@ std::string waits_key(std::uint64_t session, std::uint64_t owner) {
 class Interruptible {
  public:
   Interruptible(zht::Client& client, Operation operation, zht::Millis timeout, FileLocks::Wait& wait)
-      : state_(std::make_shared<State>()) {
+      : meeting_(std::make_shared<Meeting>()) {
     const std::lock_guard lock(wait.mutex);
     if (wait.interrupted) {
-      state_->step.store(kReplied);
+      meeting_->reply();
       return;
     }
-    wait.request = client.start(
-        std::move(operation),
-        [state = state_](const Outcome&) {
-          if (state->step.exchange(kReplied, std::memory_order_acq_rel) == kWaiting) state->waiter.resume();
-        },
-        timeout);
+    wait.request = client.start(std::move(operation), [meeting = meeting_](const Outcome&) { meeting->reply(); }, timeout);
   }
-  bool await_ready() const noexcept { return state_->step.load(std::memory_order_acquire) == kReplied; }
+  bool await_ready() const noexcept { return meeting_->replied(); }
   bool await_suspend(std::coroutine_handle<> waiter) noexcept {
-    const std::shared_ptr<State> state = state_;
-    state->waiter = waiter;
-    int expected = kSent;
-    return state->step.compare_exchange_strong(expected, kWaiting, std::memory_order_acq_rel);
+    const std::shared_ptr<Meeting> meeting = meeting_;  // a copy: the coroutine may go on and destroy this object
+    return meeting->wait(waiter);
   }
   void await_resume() const noexcept {}
 
  private:
-  static constexpr int kSent = 0, kWaiting = 1, kReplied = 2;
-  struct State {
-    std::atomic<int> step{kSent};
-    std::coroutine_handle<> waiter;
-  };
-  std::shared_ptr<State> state_;
+  std::shared_ptr<Meeting> meeting_;
 };
 
 bool interrupted(FileLocks::Wait& wait) {

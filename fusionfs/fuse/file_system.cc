@@ -21,6 +21,10 @@ constexpr std::uint64_t kDot = 1, kDotDot = 2;  // readdir cursors; an entry's i
 constexpr std::size_t kMostNames = 20'000;      // of a directory whose names are kept in memory
 constexpr unsigned kMissesToLoad = 6;
 constexpr std::size_t kAhead = 256;  // inodes fetched at once for readdirplus
+constexpr std::size_t kFinishedAtOnce = 256;  // inodes, when the mount ends
+constexpr std::chrono::seconds kStoreSilent{10};
+constexpr std::chrono::seconds kLeftAlone{4};  // longer than Metadata waits before it takes a change for abandoned
+constexpr zht::Millis kLastWords{2'000};
 
 }  // namespace
 
@@ -81,71 +85,132 @@ Task<int> FileSystem::start(std::uint32_t root_mode, std::uint32_t uid, std::uin
   Call listed(client_, Operation::append(kSessionsKey, id));
   const Outcome appended = co_await listed;
   if (!appended.ok()) co_return errno_of(appended);
-  const int error = co_await bury_dead_sessions();
+  if (options_.previous_session != 0) {
+    Call ended(client_, Operation::remove(session_key(options_.previous_session), true));
+    co_await ended;
+  }
+  const int error = co_await bury_dead_sessions(true);
   if (!options_.serves_at.empty()) stores_.serve_at(options_.serves_at);
   background_ = std::thread([this] { run_background(); });
   co_return error;
 }
 
-// Sessions whose mount has gone: the inodes they kept alive go too.
-Task<int> FileSystem::bury_dead_sessions() {
+// Sessions whose mount has gone: the inodes they kept alive go too, and what they left unfinished is settled. By whoever mounts,
+// and from time to time by one of the mounts that live. Then a session has to be silent twice, that a machine which was asleep has
+// the time to speak up.
+Task<int> FileSystem::bury_dead_sessions(bool at_start) {
   Call call(client_, Operation::lookup(kSessionsKey));
   const Outcome sessions = co_await call;
   if (sessions.code == base::Code::not_found) co_return 0;
   if (!sessions.ok()) co_return errno_of(sessions);
-  base::Reader from(sessions.value);
-  std::string alive;
-  while (from.ok() && from.left() >= 8) {
-    const std::uint64_t session = from.u64();
-    Call look(client_, Operation::lookup(session_key(session), zht::Range::nothing()));
-    const Outcome key = co_await look;
-    if (key.ok() || key.code != base::Code::not_found) {
-      base::Writer(alive).u64(session);
-      continue;
-    }
-    Call orphans_call(client_, Operation::lookup(session_orphans_key(session)));
-    const Outcome orphans = co_await orphans_call;
-    bool all = orphans.ok() || orphans.code == base::Code::not_found;
-    if (orphans.ok()) {
-      base::Reader list(orphans.value);
-      while (list.ok() && list.left() >= 8) {
-        const InodeId id{list.u64()};
-        Reply reaped = co_await metadata_.reap(id);
-        if (reaped.error != 0) all = false;
-      }
-    }
-    if (!all) {
-      base::Writer(alive).u64(session);
-      continue;
-    }
-    Call forget(client_, Operation::remove(session_orphans_key(session), true));
-    co_await forget;
+  std::vector<std::uint64_t> all;
+  for (base::Reader from(sessions.value); from.left() >= 8;) all.push_back(from.u64());
+  if (std::find(all.begin(), all.end(), session_) == all.end()) {  // it was this one that was asleep
+    std::string id;
+    base::Writer(id).u64(session_);
+    Call again(client_, Operation::append(kSessionsKey, id));
+    const Outcome listed = co_await again;
+    co_return listed.ok() ? 0 : errno_of(listed);
   }
+  if (!at_start && base::entropy() % all.size() != 0) co_return 0;
+  std::set<std::uint64_t> silent;
+  std::string alive;
+  for (const std::uint64_t session : all) {
+    bool keep = session == session_;
+    if (!keep) {
+      Call look(client_, Operation::lookup(session_key(session), zht::Range::nothing()));
+      const Outcome key = co_await look;
+      keep = key.ok() || key.code != base::Code::not_found;
+    }
+    if (!keep && !at_start && silent_.count(session) == 0) {
+      silent.insert(session);
+      keep = true;
+    }
+    if (!keep) {
+      const bool buried = co_await bury(session);
+      keep = !buried;
+    }
+    if (keep) base::Writer(alive).u64(session);
+  }
+  silent_ = std::move(silent);
   if (alive.size() == sessions.value.size()) co_return 0;
-  // A session that came meanwhile is in the way of the swap: the next mount tries again.
+  // A session that came meanwhile is in the way of the swap: the next one tries again.
   Call swap(client_, Operation::cswap(kSessionsKey, zht::Condition::at_version(sessions.version), alive));
-  co_await swap;
+  const Outcome swapped = co_await swap;
+  if (swapped.ok() && !options_.read_only) settle_twice_ = true;
   co_return 0;
 }
 
-int FileSystem::stop() {
-  int first = 0;
-  locks_.stop();
-  for (const auto& inode : table_.all()) {
-    const int error = wait(commit_in_turn(inode));
-    if (error != 0) {
-      warn("inode " + std::to_string(raw(inode->id)) + ": writes could not be committed");
-      if (first == 0) first = error;
+Task<bool> FileSystem::bury(std::uint64_t session) {
+  Call call(client_, Operation::lookup(session_orphans_key(session)));
+  const Outcome orphans = co_await call;
+  bool all = orphans.ok() || orphans.code == base::Code::not_found;
+  if (orphans.ok()) {
+    base::Reader list(orphans.value);
+    while (list.ok() && list.left() >= 8) {
+      const InodeId id{list.u64()};
+      Reply reaped = co_await metadata_.reap(id);
+      if (reaped.error != 0) all = false;
     }
-    bool reap = false;
-    {
-      const std::lock_guard lock(inode->mutex);
-      reap = inode->gone && inode->opens > 0;
-    }
-    if (reap) wait(metadata_.reap(inode->id));
-    wait(end_append(inode));
-    for (const auto kind : {FileLock::Kind::record, FileLock::Kind::flock}) wait(locks_.drop(inode->id, kind, 0));
   }
+  if (all) {
+    Call forget(client_, Operation::remove(session_orphans_key(session), true));
+    co_await forget;
+  }
+  co_return all;
+}
+
+// What is left to do for an inode when the mount ends.
+Task<int> FileSystem::finish(std::shared_ptr<MountedInode> inode) {
+  const int error = co_await commit_in_turn(inode);
+  if (error != 0) warn("inode " + std::to_string(raw(inode->id)) + ": writes could not be committed");
+  if (error == EIO) co_return error;  // the rest goes with the session
+  bool reap = false;
+  {
+    const std::lock_guard lock(inode->mutex);
+    reap = inode->gone && inode->opens > 0;
+  }
+  if (reap) co_await metadata_.reap(inode->id);
+  co_await end_append(inode);
+  for (const auto kind : {FileLock::Kind::record, FileLock::Kind::flock}) co_await locks_.drop(inode->id, kind, 0);
+  co_return error;
+}
+
+int FileSystem::stop() {
+  locks_.stop();
+  struct Ending {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::size_t under_way = 0;
+    int first = 0;
+  };
+  const auto ending = std::make_shared<Ending>();
+  const base::Time began = clock_.now();
+  std::size_t given_up = 0;
+  for (const auto& inode : table_.all()) {
+    {
+      std::unique_lock lock(ending->mutex);
+      ending->changed.wait(lock, [&] { return ending->under_way < kFinishedAtOnce; });
+      if (ending->first == EIO && clock_.now() - began > kStoreSilent) {
+        lock.unlock();
+        const std::lock_guard inode_lock(inode->mutex);
+        given_up += inode->dirty ? 1 : 0;
+        continue;
+      }
+      ending->under_way += 1;
+    }
+    fusionfs::start(finish(inode), [ending](int error) {
+      const std::lock_guard lock(ending->mutex);
+      if (ending->first == 0) ending->first = error;
+      ending->under_way -= 1;
+      ending->changed.notify_one();
+    });
+  }
+  {
+    std::unique_lock lock(ending->mutex);
+    ending->changed.wait(lock, [&] { return ending->under_way == 0; });
+  }
+  if (given_up > 0) warn("the store does not answer: writes of " + std::to_string(given_up) + " more files could not be committed");
   const auto deadline = clock_.now() + std::chrono::seconds(60);
   while (under_way_.load(std::memory_order_acquire) + locking_.load(std::memory_order_acquire) > 0 &&
          clock_.now() < deadline)
@@ -157,11 +222,10 @@ int FileSystem::stop() {
   }
   if (background_.joinable()) background_.join();
   stores_.leave();
-  if (first == 0) {
-    client_.call(Operation::remove(session_key(session_), true));
-    client_.call(Operation::remove(session_orphans_key(session_), true));
-  }
-  return first;
+  // A session that is not ended here ends by itself.
+  if (ending->first == 0 && client_.call(Operation::remove(session_key(session_), true), kLastWords).ok())
+    client_.call(Operation::remove(session_orphans_key(session_), true), kLastWords);
+  return ending->first;
 }
 
 // Deletes chunks, tells the kernel, keeps the session alive, commits what has been dirty for a while.
@@ -170,6 +234,7 @@ void FileSystem::run_background() {
   auto stores_at = beat_at;
   auto locks_at = beat_at + options_.lock_life / 4;
   auto commit_at = clock_.now() + options_.commit_interval;
+  std::deque<base::Time> settle_at;
   std::unique_lock lock(jobs_mutex_);
   for (;;) {
     if (jobs_.empty()) {
@@ -190,6 +255,15 @@ void FileSystem::run_background() {
     if (now >= beat_at) {
       client_.submit(Operation::insert(session_key(session_), "1", options_.session_life), [](Outcome) {});
       beat_at = now + options_.session_life / 4;
+      // When what was left is old enough, and once more: by a clock that is ahead it is so only when it has been met before.
+      if (settle_twice_.exchange(false)) settle_at = {now + kLeftAlone, now + 3 * kLeftAlone};
+      if (!burying_.exchange(true)) {
+        begin();
+        fusionfs::start(bury_dead_sessions(false), [this](int) {
+          burying_ = false;
+          end();
+        });
+      }
     }
     if (now >= stores_at) {
       if (const auto done = stores_.refresh(); !done) warn("chunk stores: " + done.error().message);
@@ -200,6 +274,11 @@ void FileSystem::run_background() {
       locks_at = now + options_.lock_life / 4;
     }
     tend_appends();
+    if (!settle_at.empty() && now >= settle_at.front()) {
+      settle_at.pop_front();
+      begin();
+      fusionfs::start(metadata_.settle_leftovers(), [this](int) { end(); });
+    }
     if (now >= commit_at) {
       std::set<InodeId> dirty;
       {

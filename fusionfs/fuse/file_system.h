@@ -37,6 +37,7 @@ struct FileSystemOptions {
   bool relatime = false;  // reading changes atime, when it was before mtime or ctime, or a day ago
   bool provenance = false;  // who opened what is kept in the store
   unsigned copies = 1;    // chunk stores that a new file's contents are written to, as far as there are so many
+  std::uint64_t previous_session = 0;  // of this mount's last life, if that was not ended by stop(): surely dead
   std::string serves_at;  // host:port where this node's chunks are served; empty: they are not
   std::uint32_t split_at = MetadataOptions{}.split_at;
   // Whoever calls write() calls flush() too before it answers, so that a close has nothing left to do. For a store in
@@ -100,7 +101,8 @@ class FileSystem {
 
   // Makes the root when there is none, opens a session, buries what dead sessions left. 0, or an errno.
   Task<int> start(std::uint32_t root_mode, std::uint32_t uid, std::uint32_t gid);
-  // Commits everything, ends the session, waits for what is under way. 0, or the errno of a commit that failed.
+  // Commits everything, ends the session, waits for what is under way. A store that does not answer is waited for once, not once
+  // for each file. 0, or the errno of a commit that failed.
   int stop();
 
   // Each inode returned by lookup, make, create, link (and readdirplus through keep()) is one more reference to
@@ -203,7 +205,9 @@ class FileSystem {
   void buried(const Inode& inode);
   void orphaned(const Inode& inode);
   void mark_dirty_locked(MountedInode& inode);
-  Task<int> bury_dead_sessions();
+  Task<int> bury_dead_sessions(bool at_start);
+  Task<bool> bury(std::uint64_t session);
+  Task<int> finish(std::shared_ptr<MountedInode> inode);
   void warn(const std::string& text) const {
     if (options_.warn) options_.warn(text);
   }
@@ -237,6 +241,8 @@ class FileSystem {
   bool stopping_ = false;                   // guarded by jobs_mutex_
   std::thread background_;
   base::Time stores_sought_{};  // the background thread's
+  std::atomic<bool> burying_{false}, settle_twice_{false};
+  std::set<std::uint64_t> silent_;  // sessions that did not live when last looked at. Who has set burying_
 };
 
 }  // namespace fusionfs

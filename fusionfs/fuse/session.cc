@@ -19,6 +19,7 @@
 #include <sstream>
 
 #include "fusionfs/data/chunk_server.h"
+#include "fusionfs/data/sweep.h"
 #include "fusionfs/fuse/glue.h"
 #include "fusionfs/fuse/wait.h"
 #include "zht/support/log.h"
@@ -330,9 +331,19 @@ Result<bool> serve_mount(zht::Client& client, const MountOptions& options, const
         (v6 ? "[" + options.serve_host + "]" : options.serve_host) + ":" + std::to_string(server->port());
   }
   file_options.copies = options.replicas;
+  const std::string session_file = options.data_folder + "/services/" + service_name(options.directory) + ".session";
+  std::ifstream(session_file) >> file_options.previous_session;
   FileSystem file_system(client, clock, *chunks, std::move(file_options));
   if (const int error = wait(file_system.start(0755, ::geteuid(), ::getegid())); error != 0) {
     return fail(Code::unavailable, "the store did not answer: ", std::strerror(error), "; is it running? zht status");
+  }
+
+  // Should this process be killed, the next mount here need not wait until that shows.
+  std::ofstream(session_file) << file_system.session() << "\n";
+  std::unique_ptr<Sweeper> sweeper;
+  if (!options.read_only) {
+    sweeper = std::make_unique<Sweeper>(client, *chunks, [&file_system] { return file_system.stores().epoch(); },
+                                        [](const std::string& text) { log.info(text); });
   }
 
   if (const auto found = file_system.stores().refresh(); !found) log.warn("chunk stores: " + found.error().message);
@@ -380,7 +391,9 @@ Result<bool> serve_mount(zht::Client& client, const MountOptions& options, const
     }
     fuse_session_unmount(session);
   }
+  sweeper.reset();
   const int error = file_system.stop();
+  if (error == 0) ::unlink(session_file.c_str());
   committed(signal_came != 0);
   chunks->end_writing();
   if (session != nullptr) {

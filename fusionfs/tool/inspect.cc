@@ -11,6 +11,7 @@
 
 #include "fusionfs/core/check.h"
 #include "fusionfs/data/chunk_store.h"
+#include "fusionfs/data/sweep.h"
 #include "fusionfs/fuse/session.h"
 #include "fusionfs/fuse/wait.h"
 #include "fusionfs/tool/place.h"
@@ -34,13 +35,13 @@ Result<int> check_file_system(const support::CommonFlags& common, bool repair) {
   Check check(*store.client, metadata);
   Census before, census;
   TRY_LET(first, check.read(before));
-  TRY_LET(chunks, store.chunks->list());
+  TRY_LET(stray_before, find_strays(*store.client, *store.chunks));
   std::this_thread::sleep_for(std::chrono::seconds(1));
   TRY_LET(second, check.read(census));
   const auto both = [](const std::set<Finding>& one, const std::set<Finding>& other) {
     std::set<Finding> common_ones;
     for (const Finding& each : other) {
-      if (one.count(each) != 0) common_ones.insert(each);
+      if (const auto found = one.find(each); found != one.end() && found->same(each)) common_ones.insert(each);
     }
     return common_ones;
   };
@@ -51,37 +52,32 @@ Result<int> check_file_system(const support::CommonFlags& common, bool repair) {
     if (round >= 2) std::this_thread::sleep_for(std::chrono::milliseconds(1200));
     for (const Finding& each : Check::mendable(open)) wait(check.repair(each));
     TRY_LET(again, check.read(census));
+    if (!again.empty()) {
+      std::this_thread::sleep_for(std::chrono::seconds(1));
+      TRY_LET(once_more, check.read(census));
+      again = both(again, once_more);
+    }
     open = std::move(again);
   }
-  const auto here = [&](const std::vector<std::uint64_t>& stores) {
-    return std::find(stores.begin(), stores.end(), store.chunks->identity()) != stores.end();
-  };
-  std::vector<InodeId> stray;  // chunks of no inode, in either reading
-  for (const auto& chunk : chunks) {
-    if (here(before.stores[raw(chunk.inode)]) || here(census.stores[raw(chunk.inode)])) continue;
-    if (stray.empty() || stray.back() != chunk.inode) stray.push_back(chunk.inode);
-  }
-  std::sort(stray.begin(), stray.end());
-  stray.erase(std::unique(stray.begin(), stray.end()), stray.end());
-  std::uint64_t mended = 0, stray_left = stray.size();
+  TRY_LET(stray, find_strays(*store.client, *store.chunks));
+  std::erase_if(stray, [&](const auto& each) { return stray_before.count(each.first) == 0; });
+  std::uint64_t left = open.size();
   nlohmann::json list = nlohmann::json::array();
-  for (const Finding& each : standing) {
-    const bool done = repair && open.count(each) == 0;
-    mended += done ? 1 : 0;
+  std::set<Finding> all = standing;
+  all.insert(open.begin(), open.end());  // and what came to light when others were mended
+  for (const Finding& each : all) {
+    const bool done = open.count(each) == 0;
     list.push_back({{"kind", name_of(each.kind)}, {"what", each.text}, {"repaired", done}});
     if (!common.json)
       std::printf("%s: %s%s\n", std::string(name_of(each.kind)).c_str(), each.text.c_str(), done ? " (repaired)" : "");
   }
-  for (const InodeId id : stray) {
+  for (const auto& [id, last] : stray) {
     bool done = false;
-    // A mount writes chunks before their inode says so: a file just being made larger is not stray.
-    Reply inode = wait(metadata.getattr(id));
-    if (inode.error == 0 && (inode.inode->store == 0 || here(inode.inode->stores()))) {
-      --stray_left;
-      continue;
+    if (repair) {
+      TRY_LET(removed, remove_stray(*store.client, *store.chunks, id, last));
+      done = removed;
     }
-    if (repair && (inode.error == ENOENT || inode.error == 0)) done = store.chunks->remove(id, 0).has_value();
-    mended += done ? 1 : 0;
+    left += done ? 0 : 1;
     list.push_back({{"kind", "stray"},
                     {"what", "chunks of inode " + std::to_string(raw(id)) + ", which has none here"},
                     {"repaired", done}});
@@ -90,7 +86,6 @@ Result<int> check_file_system(const support::CommonFlags& common, bool repair) {
                   done ? " (repaired)" : "");
   }
   for (const Inode& inode : gone) TRY(store.chunks->remove(inode.id, inode.size));
-  const std::uint64_t left = standing.size() + stray_left - mended;
   if (common.json) {
     support::print_json({{"files", census.files},
                          {"directories", census.directories},

@@ -10,6 +10,7 @@
 
 #include "fusionfs/data/chunk_server.h"
 #include "fusionfs/data/stores.h"
+#include "fusionfs/data/sweep.h"
 #include "fusionfs/tool/chunk_service.h"
 #include "fusionfs/tool/verbs.h"
 #include "zht/support/log.h"
@@ -131,12 +132,15 @@ Result<void> serve_chunks(const support::CommonFlags& common, Listen listen) {
   if (!server) return server.error();
   stores.serve_at(host + std::to_string((*server)->port()));
   log.info("serving chunks", {{"address", host + std::to_string((*server)->port())}, {"chunk_store", chunks->identity()}});
+  auto sweeper = std::make_unique<Sweeper>(*client, *chunks, [&stores] { return stores.epoch(); },
+                                           [](const std::string& text) { log.info(text); });
   bool told = false;
   do {
     const auto done = stores.refresh();
     if (!done && !told) log.warn("chunk stores: " + done.error().message);
     told = !done;
   } while (!signals.wait(kStoreLife / 4));
+  sweeper.reset();
   stores.leave();
   server->reset();
   chunks->end_writing();

@@ -17,6 +17,7 @@
 #include "fusionfs/data/chunk_server.h"
 #include "fusionfs/data/settle.h"
 #include "fusionfs/data/stores.h"
+#include "fusionfs/data/sweep.h"
 #include "fusionfs/fuse/file_system.h"
 #include "fusionfs/fuse/wait.h"
 #include "novoht/base/random.h"
@@ -354,6 +355,53 @@ TEST_F(NodesTest, WithTwoCopiesOneNodeMayGoAndWhatMissedAChangeIsNoCopyAnyMore) 
   stop(nodes_[0]);
   start(nodes_[0], 2);
   EXPECT_TRUE(fetch(nodes_[0], "f") == "changed" + text.substr(7));
+}
+
+TEST_F(NodesTest, ChunksOfWhichNoRecordSpeaksGoAndNoOthers) {
+  const std::string text = long_text(200'000);
+  const InodeId id = make(nodes_[0], "f", text), kept = make(nodes_[0], "kept", text);
+  ASSERT_EQ(record(id).stores().size(), 2u);
+  Node& away = nodes_[1];
+  away.server.reset();
+  wait(nodes_[0].files->lookup(kRootInode, "f"));
+  EXPECT_EQ(wait(nodes_[0].files->open(id, O_RDWR)).error, 0);
+  EXPECT_EQ(nodes_[0].files->write(id, 0, "changed"), 0);
+  EXPECT_EQ(wait(nodes_[0].files->sync(id)), 0);
+  EXPECT_EQ(wait(nodes_[0].files->release(id)), 0);
+  // What a mount that died had written for a file that was removed since; and for one that nobody has committed yet.
+  const InodeId gone = make_inode(kRootHome, 4711);
+  LocalContent stray(*away.chunks, gone);
+  ASSERT_TRUE(stray.write(70 << 20, "x"));
+  const InodeId small = make(nodes_[0], "small", "inline");
+  LocalContent early(*away.chunks, small);
+  ASSERT_TRUE(early.write(0, "x"));
+  const auto strays = find_strays(*away.client, *away.chunks);
+  ASSERT_TRUE(strays);
+  EXPECT_EQ(*strays, (std::map<InodeId, std::uint64_t>{{id, 0}, {gone, 1}}));
+  EXPECT_TRUE(find_strays(*nodes_[0].client, *nodes_[0].chunks)->empty());
+  {
+    LocalContent writer(*away.chunks, id);
+    ASSERT_TRUE(writer.begin_writing(0));
+    EXPECT_FALSE(*remove_stray(*away.client, *away.chunks, id, 0)) << "somebody writes it";
+  }
+  // Opened before they went, written after: into new chunks.
+  LocalContent late(*away.chunks, gone);
+  char byte = 0;
+  ASSERT_TRUE(late.read(0, &byte, 1));
+  for (const auto& [inode, last] : *strays) EXPECT_TRUE(*remove_stray(*away.client, *away.chunks, inode, last));
+  EXPECT_FALSE(*remove_stray(*away.client, *away.chunks, kept, 0));
+  EXPECT_EQ(away.chunks->list()->size(), 2u) << "kept and early";
+  ASSERT_TRUE(late.begin_writing(0));
+  ASSERT_TRUE(late.write(0, "y"));
+  LocalContent reader(*away.chunks, gone);
+  ASSERT_TRUE(reader.read(0, &byte, 1));
+  EXPECT_EQ(byte, 'y');
+  // Now and then by itself.
+  ASSERT_TRUE(LocalContent(*away.chunks, make_inode(kRootHome, 4712)).write(0, "x"));
+  std::atomic<int> told{0};
+  const Sweeper sweeper(*away.client, *away.chunks, [] { return std::uint64_t{0}; }, [&](const std::string&) { ++told; });
+  for (int i = 0; i < 3000 && told == 0; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_EQ(told, 1);
 }
 
 TEST_F(NodesTest, DamageIsReadFromTheOtherCopyAndWithoutOneIsAnErrorThatNamesTheChunk) {

@@ -43,12 +43,13 @@ class FileSystemTest : public testing::Test {
     std::unique_ptr<zht::Client> client;
     std::unique_ptr<FileSystem> files;
   };
-  Mount mount(bool leases = false) {
+  Mount mount(bool leases = false, std::uint64_t previous_session = 0) {
     Mount made;
     made.client = store_->client();
     FileSystemOptions options;
     options.attribute_timeout = std::chrono::milliseconds(0);  // two mounts, one model
     options.split_at = 6;                                      // the random ones grow past it
+    options.previous_session = previous_session;
     options.leases = leases;                                   // they take turns more often than leases end
     options.warn = [](const std::string& text) { ADD_FAILURE() << text; };
     options.fill_cache = [this](InodeId id, base::Bytes bytes) { filled_[raw(id)] = bytes; };
@@ -159,6 +160,48 @@ TEST_F(FileSystemTest, ADeadMountsOrphansAreBuried) {
   EXPECT_EQ(wait(next.files->getattr(id)).error, ENOENT);
   EXPECT_EQ(next.files->stop(), 0);
   EXPECT_TRUE(chunks_->list()->empty());
+}
+
+// A mount that was killed and is mounted again need not wait until its session has ended, and one that lives looks after the rest.
+TEST_F(FileSystemTest, WhatADeadMountLeftIsMetByThoseThatLive) {
+  const auto leave = [&](Mount& dying, const std::string& name) {
+    const InodeId id = create(*dying.files, kRootInode, name);
+    EXPECT_EQ(wait(dying.files->flush(id)), 0);
+    EXPECT_EQ(wait(dying.files->unlink(kRootInode, name)), 0);
+    return id;
+  };
+  Mount dead = mount();
+  const InodeId mine = leave(dead, "f");
+  const std::uint64_t session = dead.files->session();
+  dead.files.reset();  // without stop()
+  Mount next = mount(false, session);
+  EXPECT_EQ(wait(next.files->metadata().getattr(mine)).error, ENOENT);
+
+  Mount other = mount();
+  const InodeId theirs = leave(other, "g");
+  // A promise of a link whose maker died, which nobody ever asks about.
+  const InodeId file = create(*next.files, kRootInode, "h");
+  LinkRequest promise;
+  promise.inode = file;
+  promise.name = "never";
+  promise.id = 7;
+  promise.to = kRootHome;
+  const auto promised = other.client->call(zht::Operation::update(tag_of(kRootHome), "fusionfs.promise_link", pack(promise)));
+  EXPECT_EQ(unpack<Reply>(promised.value)->inode->links, 2u);
+  other.files.reset();
+  store_->advance(std::chrono::seconds(60));  // all sessions end; those of a_, b_ and next are renewed
+  const auto settled = [&] {
+    store_->advance(std::chrono::seconds(8));  // to the next time that they look
+    return wait(next.files->metadata().getattr(theirs)).error == ENOENT && wait(next.files->metadata().getattr(file)).inode->links == 1;
+  };
+  bool done = false;
+  for (int i = 0; i < 3000 && !done; ++i) {
+    done = settled();
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  EXPECT_TRUE(done);
+  EXPECT_EQ(wait(next.files->release(file)), 0);
+  EXPECT_EQ(next.files->stop(), 0);
 }
 
 TEST_F(FileSystemTest, BytesPastTheRecordedEndAreNeverShown) {

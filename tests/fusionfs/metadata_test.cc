@@ -410,6 +410,63 @@ TEST_F(CrashTest, LinkIntoAnotherDirectory) {
       });
 }
 
+// The name came, its maker died, and somebody took the name away before the promise was settled: the link went once.
+TEST_F(CrashTest, APromisedLinkWhoseNameIsGoneAgainIsNotTakenOffTwice) {
+  at_every_step(
+      [&](InodeId top) {
+        file(dir(top, "s"), "a");
+        dir(top, "t");
+      },
+      [&](Metadata& crashing, InodeId top) {
+        const InodeId s{at(top, "s")}, t{at(top, "t")};
+        wait(crashing.link(InodeId{at(s, "a")}, S_IFREG, t, "b"));
+      },
+      [&](InodeId top) {
+        const InodeId t{at(top, "t")};
+        if (at(t, "b") != 0) {
+          EXPECT_EQ(unlink(t, "b"), 0);
+        }
+        fsck();
+        EXPECT_EQ(links(InodeId{at(InodeId{at(top, "s")}, "a")}), 1u);
+        EXPECT_TRUE(keys("p/").empty());
+      });
+}
+
+// Whoever takes the maker of a link for dead, and is wrong, does not take its link.
+TEST_F(MetadataTest, ALinkThatArrivesAfterItsPromiseWasSettledIsMadeAnew) {
+  const InodeId a = file(kRootInode, "a"), d = dir(kRootInode, "d");
+  class Meddler final : public zht::Client {
+   public:
+    Meddler(zht::Client& inner, Metadata& metadata, std::string key) : inner_(inner), metadata_(metadata), key_(std::move(key)) {}
+    void submit(zht::Operation operation, zht::Completion completion, zht::Millis timeout) override {
+      inner_.submit(std::move(operation), std::move(completion), timeout);
+      if (!std::exchange(settled_, true)) {
+        EXPECT_EQ(wait(metadata_.settle_record(promise())), 0);
+      }
+    }
+    std::uint32_t partition_count() const override { return inner_.partition_count(); }
+
+   private:
+    std::string promise() {
+      for (std::uint32_t partition = 0; partition < inner_.partition_count(); ++partition) {
+        for (const auto& each : inner_.call(zht::Operation::scan(zht::PartitionId{partition}, 0, "{d:", 10'000)).entries) {
+          if (each.key.find(key_) != std::string::npos) return each.key;
+        }
+      }
+      return {};
+    }
+    zht::Client& inner_;
+    Metadata& metadata_;
+    const std::string key_;
+    bool settled_ = false;
+  } meddler(*client_, *metadata_, "}p/");
+  Metadata slow(meddler, store_->clock(), {});
+  EXPECT_EQ(wait(slow.link(a, S_IFREG, d, "b")).error, 0);
+  EXPECT_EQ(at(d, "b"), raw(a));
+  EXPECT_EQ(links(a), 2u);
+  fsck();
+}
+
 TEST_F(CrashTest, UnlinkOfAFileFromElsewhere) {
   at_every_step(
       [&](InodeId top) {
