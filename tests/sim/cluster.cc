@@ -946,8 +946,6 @@ void Client::on(const Packet& packet) {
     });
     return;
   }
-  // By a clock that was set forward its session may have ended, and been forgotten: what became of it is not known.
-  if (reply->status == Status::expired && request_.again && world_.result.happened.of(Happened::clock_jump) > 0) return give_up();
   // It was asked again in a newer epoch, where the old refusal is not remembered: only an answer from there counts.
   const bool refusal = request_.changes() && reply->status != Status::ok;
   if (refusal && reply->epoch < request_.epoch && !world_.options.defects.has(Defect::trust_old_refusal)) return;

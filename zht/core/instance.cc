@@ -135,6 +135,7 @@ void Instance::begin_round(base::Time now, base::WallTime wall) {
   // removal into the log, which it does before it looks at anything.
   if (!options_.clustered) store_->set_now(wall_);
   transaction_->set_now(wall_);
+  results_->set_now(now_);
   changed_in_round_ = marked_ = false;
   round_++;
   needed_ = round_needed_ = 0;
@@ -381,7 +382,7 @@ Bytes Instance::prepare_note(const Frame& frame, std::size_t place) {
 
 void Instance::take(ConnectionId from, const Frame& frame, std::string& out) {
   if (frame.type == wire::FrameType::goodbye) {
-    results_->forget(frame.client(), now_ms_);
+    results_->forget(frame.client());
     return;
   }
   if (frame.type != wire::FrameType::request)
@@ -740,7 +741,7 @@ bool Instance::admit(const Frame& frame, std::string& out) {
     return false;
   }
   if (replica_ != nullptr && options_.defects.has(replication::Defect::no_retry_table)) return true;
-  const auto seen = results_->find(PartitionId{frame.partition}, frame.client(), frame.sequence(), frame.flags & wire::kRetry, now_ms_);
+  const auto seen = results_->find(PartitionId{frame.partition}, frame.client(), frame.sequence(), frame.flags & wire::kRetry);
   switch (seen.verdict) {
     case ResultTable::Verdict::fresh: break;
     case ResultTable::Verdict::expired:
@@ -810,7 +811,7 @@ void Instance::do_insert(const Frame& frame, const OperationView& operation, std
       statistics_.changes++;
       changed_in_round_ = true;
       note_change({&change, 1});
-      results_->record_insert(partition, frame.client(), frame.sequence(), frame.floor(), now_ms_, operation.value.size(), *version);
+      results_->record_insert(partition, frame.client(), frame.sequence(), frame.floor(), operation.value.size(), *version);
     }
   }
   if (!version) return refuse(frame, operation.kind, std::move(version).error(), out);

@@ -1,6 +1,7 @@
 #include "zht/core/result_table.h"
 
 #include <algorithm>
+#include <bit>
 
 namespace zht::core {
 namespace {
@@ -12,6 +13,20 @@ void encode_recorded(base::Writer& writer, const Recorded& recorded) {
   writer.u32(recorded.fragment_count);
   writer.str(recorded.outcome ? Bytes(*recorded.outcome) : Bytes());
 }
+
+constexpr std::uint64_t kEnded = ~std::uint64_t{0};  // the floor of who has said goodbye
+
+// What is said of forgotten sessions has the form of a session of nobody, without results, as older readers take it:
+//   floor 0   last number: an hour after the time before which sessions began that were forgotten
+//   floor c   client c, named before, came after it may have been forgotten, with the sequence in the last number
+constexpr std::uint64_t kOffsetMs = kSessionLife / std::chrono::milliseconds(1);
+void encode_nobody(base::Writer& writer, std::uint64_t client, std::uint64_t number) {
+  for (const std::uint64_t one : {std::uint64_t{0}, client, number}) writer.u64(one);
+  writer.u32(0);
+}
+
+// A session's age, as its last number. Older writers have the time of day there.
+constexpr std::uint64_t kOldestMs = 100'000'000'000;
 
 Recorded decode_recorded(base::Reader& reader, Version version) {
   Recorded recorded;
@@ -60,13 +75,23 @@ Result<Note> decode_note(Bytes bytes, Version version) {
   return note;
 }
 
-ResultTable::Answer ResultTable::find(PartitionId partition, std::uint64_t client, std::uint64_t sequence, bool retry,
-                                      std::uint64_t now_ms) const {
+bool ResultTable::may_be_forgotten(PartitionId partition, std::uint64_t client) const {
+  const auto found = forgot_before_ms_.find(static_cast<std::uint32_t>(partition));
+  return found != forgot_before_ms_.end() && session_start_ms(client) < found->second;
+}
+
+// Of what it sends after `sequence` nothing can have been executed before it was forgotten: that is an hour ago, and no message
+// is under way so long.
+void ResultTable::come(Session& session, PartitionId partition, std::uint64_t client, std::uint64_t sequence) {
+  session.mark(partition);
+  if (may_be_forgotten(partition, client) && session.floor + 1 < sequence) session.came.emplace_back(partition, sequence);
+}
+
+ResultTable::Answer ResultTable::find(PartitionId partition, std::uint64_t client, std::uint64_t sequence, bool retry) const {
   if (last_ == nullptr || last_client_ != client) {
     const auto found = sessions_.find(client);
     if (found == sessions_.end()) {
-      const bool may_be_forgotten = retry && session_start_ms(client) + kSessionLifeMs < std::max(now_ms, forgot_ms_);
-      if (may_be_forgotten) return {Verdict::expired, nullptr};
+      if (retry && may_be_forgotten(partition, client)) return {Verdict::expired, nullptr};
       return {sessions_.size() < kMaxSessions && outcome_bytes_ < kMaxOutcomeBytes ? Verdict::fresh : Verdict::full, nullptr};
     }
     last_client_ = client;
@@ -81,6 +106,12 @@ ResultTable::Answer ResultTable::find(PartitionId partition, std::uint64_t clien
       const Entry& entry = session.entries.at(at);
       return entry.partition == partition ? Answer{Verdict::answered, &entry.recorded} : Answer{Verdict::expired, nullptr};
     }
+  }
+  if (retry) {
+    const auto came = std::find_if(session.came.begin(), session.came.end(), [&](const auto& one) { return one.first == partition; });
+    const bool unknown = came != session.came.end() ? sequence < came->second
+                                                    : !session.marked(partition) && may_be_forgotten(partition, client);
+    if (unknown) return {Verdict::expired, nullptr};
   }
   const bool room = session.entries.size() < kMaxResults && outcome_bytes_ < kMaxOutcomeBytes;
   return {room ? Verdict::fresh : Verdict::full, nullptr};
@@ -111,11 +142,6 @@ void ResultTable::Window::insert(std::size_t index, Entry entry) {
   at(index) = std::move(entry);
 }
 
-bool ResultTable::Session::marked(PartitionId partition) const {
-  const auto number = static_cast<std::uint32_t>(partition);
-  return number / 64 < partitions.size() && (partitions[number / 64] >> number % 64 & 1) != 0;
-}
-
 ResultTable::Session& ResultTable::find_session(std::uint64_t client) {
   last_ = &sessions_[client];
   last_client_ = client;
@@ -133,6 +159,7 @@ void ResultTable::raise(Session& session, std::uint64_t to) {
   if (to <= session.floor) return;
   session.floor = to;
   session.newest = std::max(session.newest, to);
+  if (!session.came.empty()) std::erase_if(session.came, [&](const auto& one) { return one.second - 1 <= to; });
   Window& entries = session.entries;
   std::size_t covered = entries.find(to);
   covered += entries.has(covered, to);
@@ -156,9 +183,9 @@ void ResultTable::keep(Session& session, PartitionId partition, std::uint64_t se
 
 void ResultTable::record(PartitionId partition, Note note) {
   Session& session = session_of(note.client);
-  session.last_ms = std::max(session.last_ms, note.time_ms);
-  session.mark(partition);
+  session.last_ms = now_ms_;
   raise(session, note.floor);
+  if (!session.marked(partition)) come(session, partition, note.client, note.sequence);
   if (note.sequence > session.floor) keep(session, partition, note.sequence, std::move(note.recorded));
 }
 
@@ -172,24 +199,31 @@ void ResultTable::keep_insert(Session& session, PartitionId partition, std::uint
   keep(session, partition, sequence, std::move(recorded));
 }
 
-void ResultTable::forget(std::uint64_t client, std::uint64_t now_ms) {
+void ResultTable::forget(std::uint64_t client) {
   const auto found = sessions_.find(client);
   if (found == sessions_.end()) return;
   Session& session = found->second;
-  raise(session, ~std::uint64_t{0});
+  raise(session, kEnded);
   session.entries.release();
-  session.last_ms = now_ms - std::min(now_ms, kSessionLifeMs - kGoodbyeMs);
+  session.last_ms = now_ms_ + std::min<std::int64_t>(0, kGoodbye / std::chrono::milliseconds(1) - life_ms_);
 }
 
-void ResultTable::forget_silent(std::uint64_t now_ms) {
+void ResultTable::forget_silent(std::uint64_t wall_ms) {
   last_ = nullptr;
   for (auto one = sessions_.begin(); one != sessions_.end();) {
-    if (one->second.last_ms + kSessionLifeMs >= now_ms) {
+    Session& session = one->second;
+    if (session.last_ms + life_ms_ >= now_ms_) {
       ++one;
       continue;
     }
-    forgot_ms_ = std::max(forgot_ms_, now_ms);
-    raise(one->second, ~std::uint64_t{0});
+    const std::uint64_t began = std::min(session_start_ms(one->first) + 1, wall_ms + kOffsetMs);
+    // Who has said goodbye sends nothing again.
+    for (std::size_t word = 0; word < session.partitions.size() && session.floor != kEnded; word++)
+      for (std::uint64_t bits = session.partitions[word]; bits != 0; bits &= bits - 1) {
+        std::uint64_t& before = forgot_before_ms_[static_cast<std::uint32_t>(64 * word + static_cast<std::size_t>(std::countr_zero(bits)))];
+        before = std::max(before, began);
+      }
+    raise(session, kEnded);
     one = sessions_.erase(one);
   }
 }
@@ -199,18 +233,17 @@ void ResultTable::encode(PartitionId partition, std::string& out) const {
   const std::size_t at = out.size();
   std::uint32_t count = 0;
   writer.u32(0);
-  // Whoever takes this over may have a clock that is behind: what was forgotten here must not be fresh there. No client is 0.
-  if (forgot_ms_ != 0) {
+  // What was forgotten here must not be fresh where this is taken over. No client is 0.
+  if (const auto forgot = forgot_before_ms_.find(static_cast<std::uint32_t>(partition)); forgot != forgot_before_ms_.end()) {
     count++;
-    for (const std::uint64_t one : {std::uint64_t{0}, std::uint64_t{0}, forgot_ms_}) writer.u64(one);
-    writer.u32(0);
+    encode_nobody(writer, 0, forgot->second + kOffsetMs);
   }
   for (const auto& [client, session] : sessions_) {
     if (!session.marked(partition)) continue;
     count++;
     writer.u64(client);
     writer.u64(session.floor);
-    writer.u64(session.last_ms);
+    writer.u64(static_cast<std::uint64_t>(std::max<std::int64_t>(0, now_ms_ - session.last_ms)));
     const std::size_t count_at = out.size();
     std::uint32_t durable = 0;
     writer.u32(0);
@@ -223,6 +256,11 @@ void ResultTable::encode(PartitionId partition, std::string& out) const {
       encode_recorded(writer, entry.recorded);
     }
     base::store(out.data() + count_at, durable);
+    for (const auto& [where, sequence] : session.came) {
+      if (where != partition) continue;
+      count++;
+      encode_nobody(writer, client, sequence);
+    }
   }
   base::store(out.data() + at, count);
 }
@@ -234,15 +272,19 @@ Result<void> ResultTable::decode(PartitionId partition, Bytes in) {
   for (std::uint32_t left = reader.u32(); left > 0 && reader.ok(); left--) {
     const std::uint64_t client = reader.u64();
     if (client == 0) {
-      (void)reader.u64();
-      forgot_ms_ = std::max(forgot_ms_, reader.u64());
+      const std::uint64_t whose = reader.u64(), number = reader.u64();
+      if (whose != 0 && number == 0) return fail(Code::corrupt, "result table: a client came with sequence 0");
+      if (whose != 0) session_of(whose).came.emplace_back(partition, number);
+      else forgot_before_ms_[static_cast<std::uint32_t>(partition)] = number - std::min(number, kOffsetMs);
       if (reader.u32() != 0) return fail(Code::corrupt, "result table: results of nobody");
       continue;
     }
+    const bool known = sessions_.contains(client);
     Session& session = session_of(client);
     session.mark(partition);
-    const std::uint64_t floor = reader.u64();
-    session.last_ms = std::max(session.last_ms, reader.u64());
+    const std::uint64_t floor = reader.u64(), age = reader.u64();
+    const std::int64_t last_ms = now_ms_ - static_cast<std::int64_t>(age < kOldestMs ? age : 0);
+    session.last_ms = known ? std::max(session.last_ms, last_ms) : last_ms;
     // What other partitions have and this one brings become one window.
     Window merged, had = std::move(session.entries);
     session.entries.release();
@@ -268,8 +310,8 @@ Result<void> ResultTable::decode(PartitionId partition, Bytes in) {
     }
     take_until(~std::uint64_t{0});
     session.entries = std::move(merged);
-    const std::uint64_t known = std::exchange(session.floor, 0);
-    raise(session, std::max(floor, known));
+    const std::uint64_t had_floor = std::exchange(session.floor, 0);
+    raise(session, std::max(floor, had_floor));
   }
   if (!reader.done()) return fail(Code::corrupt, "result table of ", in.size(), " bytes is cut short or too long");
   return {};
@@ -297,10 +339,12 @@ void ResultTable::rewind(PartitionId partition, Version to) {
 void ResultTable::drop(PartitionId partition) {
   last_ = nullptr;
   const auto number = static_cast<std::uint32_t>(partition);
+  forgot_before_ms_.erase(number);
   for (auto one = sessions_.begin(); one != sessions_.end();) {
     Session& session = one->second;
     if (session.marked(partition)) {
       session.partitions[number / 64] &= ~(std::uint64_t{1} << number % 64);
+      std::erase_if(session.came, [&](const auto& came) { return came.first == partition; });
       Window others;
       for (std::size_t i = 0; i < session.entries.size(); i++) {
         Entry& entry = session.entries.at(i);

@@ -9,11 +9,17 @@
 //
 // What was refused (a conflict, an absent key) leaves no trace in the log; it is remembered for this life only, so that
 // a late copy of a refused request cannot succeed after its client was told no. REPLICATION: exactly-once retries.
+//
+// Sessions that were silent for an hour are forgotten, by a clock that nobody sets. What was in flight then may be sent again all
+// the same (its client was stopped), also when the client is known here again because another partition's results brought it
+// or because it has changed something since. So it is remembered, by partition, up to when those had begun whose results were
+// forgotten, and of a client that comes again after that, which of its requests are older than its coming.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -45,6 +51,8 @@ void encode_insert_note(char* to, std::uint64_t client, std::uint64_t sequence, 
                         std::uint64_t size);
 Result<Note> decode_note(Bytes note, Version version);
 
+inline constexpr base::Duration kSessionLife = std::chrono::hours(1), kGoodbye = std::chrono::minutes(2);
+
 class ResultTable {
  public:
   // Bounds on what clients that never raise their floor, or never say goodbye, can make an instance remember. Past them
@@ -59,29 +67,42 @@ class ResultTable {
     const Recorded* recorded = nullptr;  // answered; until the next non-const call
   };
 
+  // `life`: of a silent session.
+  explicit ResultTable(base::Duration life = kSessionLife) : life_ms_(life / std::chrono::milliseconds(1)) {}
+
+  // The time, by a clock that goes on evenly, whatever it shows; called before what happens then, with the first call before any
+  // but record() and decode(), which an opened store may have made before.
+  void set_now(base::Time now) {
+    const std::int64_t ms = now.time_since_epoch() / std::chrono::milliseconds(1);
+    if (!begun_ms_) [[unlikely]]
+      begun_ms_ = ms;
+    now_ms_ = ms - *begun_ms_;
+  }
   // Has (client, sequence) been seen in `partition`? `retry`: the client says it may have sent it before. expired: below
-  // the floor, or a retry of a session so old that it may have been forgotten; whether it happened is unknown. full:
+  // the floor, or a retry whose first execution may have been forgotten; whether it happened is unknown. full:
   // new, but there is no room to remember its answer.
-  Answer find(PartitionId partition, std::uint64_t client, std::uint64_t sequence, bool retry, std::uint64_t now_ms) const;
+  Answer find(PartitionId partition, std::uint64_t client, std::uint64_t sequence, bool retry) const;
   void record(PartitionId partition, Note note);
   // The same for an insert, as fast as it can be: nothing is gathered first to be copied.
-  void record_insert(PartitionId partition, std::uint64_t client, std::uint64_t sequence, std::uint64_t floor, std::uint64_t time_ms,
-                     std::uint64_t size, Version version) {
+  void record_insert(PartitionId partition, std::uint64_t client, std::uint64_t sequence, std::uint64_t floor, std::uint64_t size,
+                     Version version) {
     Session& session = session_of(client);
-    session.last_ms = std::max(session.last_ms, time_ms);
-    session.mark(partition);
+    session.last_ms = now_ms_;
+    if (!session.marked(partition)) [[unlikely]]
+      come(session, partition, client, sequence);
     if (floor > session.floor) raise(session, floor);
     if (sequence <= session.floor) return;
     if (sequence <= session.newest || session.entries.full()) return keep_insert(session, partition, sequence, size, version);
     session.newest = sequence;
     session.entries.append_insert(partition, sequence, size, version);
   }
-  // The client has said goodbye: no answer of its is needed any more, in any partition. For kGoodbyeMs more it is known to
+  // The client has said goodbye: no answer of its is needed any more, in any partition. For kGoodbye more it is known to
   // have ended, so that a late copy of one of its requests is refused.
-  void forget(std::uint64_t client, std::uint64_t now_ms);
-  // Sessions silent for kSessionLifeMs. That some were forgotten is remembered, and goes along with the results: the time of day
-  // may be set back, and the next primary's may be another.
-  void forget_silent(std::uint64_t now_ms);
+  void forget(std::uint64_t client);
+  // Sessions that were silent for their life, as far as this table was there to see it. That some were forgotten is remembered,
+  // and goes along with the results. `wall_ms`: the time of day; a client that says it began more than an hour later has made its
+  // number up, and must not have all others taken for forgotten.
+  void forget_silent(std::uint64_t wall_ms);
   std::size_t session_count() const { return sessions_.size(); }
 
   // The durable parts of one partition; for its checkpoint and its migration. decode() replaces what is there of it.
@@ -150,22 +171,32 @@ class ResultTable {
   struct Session {
     std::uint64_t floor = 0;
     std::uint64_t newest = 0;  // no sequence above, nor a floor, was ever recorded
-    std::uint64_t last_ms = 0;
+    std::int64_t last_ms = 0;  // when it last changed something, by set_now()
     std::size_t outcomes = 0;  // entries that have one
     Window entries;
     std::vector<std::uint64_t> partitions;  // one bit each: where it has changed something
+    // Where it came after it may have been forgotten, and with which sequence: what it sent before that, and is above its floor,
+    // may have been executed. Hardly ever any.
+    std::vector<std::pair<PartitionId, std::uint64_t>> came;
     void mark(PartitionId partition) {
       const auto number = static_cast<std::uint32_t>(partition);
       if (partitions.size() <= number / 64) [[unlikely]]
         partitions.resize(number / 64 + 1);
       partitions[number / 64] |= std::uint64_t{1} << number % 64;
     }
-    bool marked(PartitionId partition) const;
+    bool marked(PartitionId partition) const {
+      const auto number = static_cast<std::uint32_t>(partition);
+      return number / 64 < partitions.size() && (partitions[number / 64] >> number % 64 & 1) != 0;
+    }
   };
   Session& session_of(std::uint64_t client) {
     return last_ != nullptr && last_client_ == client ? *last_ : find_session(client);
   }
   Session& find_session(std::uint64_t client);
+  // Whether results of this client in this partition may have been forgotten.
+  bool may_be_forgotten(PartitionId partition, std::uint64_t client) const;
+  // The session changes something in the partition for the first time, as far as is known here.
+  void come(Session& session, PartitionId partition, std::uint64_t client, std::uint64_t sequence);
   void raise(Session& session, std::uint64_t to);
   void clear(Session& session, Recorded& recorded);
   void keep(Session& session, PartitionId partition, std::uint64_t sequence, Recorded recorded);
@@ -175,11 +206,13 @@ class ResultTable {
   std::size_t outcome_bytes_ = 0;
   // The one asked for last: a connection's requests come in runs.
   mutable std::uint64_t last_client_ = 0;
-  std::uint64_t forgot_ms_ = 0;  // the latest time at which one was forgotten
+  std::int64_t life_ms_, now_ms_ = 0;
+  std::optional<std::int64_t> begun_ms_;
+  // By partition: sessions that began before this, by their clients' clocks, may have results there that were forgotten.
+  std::unordered_map<std::uint32_t, std::uint64_t> forgot_before_ms_;
   mutable Session* last_ = nullptr;
 };
 
-inline constexpr std::uint64_t kSessionLifeMs = 3'600'000, kGoodbyeMs = 120'000;
 // When the session of `client` began: its upper 30 bits count 4-second steps since 1970.
 inline std::uint64_t session_start_ms(std::uint64_t client) { return (client >> 34) * 4000; }
 
