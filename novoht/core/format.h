@@ -28,6 +28,9 @@ inline constexpr std::uint32_t kFormat = 3, kOldestFormat = 2;
 inline constexpr std::size_t kStoreFileSize = 40;
 inline constexpr std::size_t kSegmentHeaderSize = 64;
 inline constexpr std::size_t kRecordHeaderSize = 32;
+// Of a segment that was another before: zeros that are written behind the last record with it, so that where the log ends is
+// told from where its last record was damaged.
+inline constexpr std::size_t kEndZeros = kRecordHeaderSize;
 inline constexpr std::size_t kChangeHeaderSize = 7;
 inline constexpr std::size_t kMaxChanges = 65'535;  // of one record
 inline constexpr std::size_t kBlockHeaderSize = 24;
@@ -61,7 +64,7 @@ struct SegmentHeader {
   Position begin = 0;        // of the first record
   Position needed_from = 0;  // records before this one were in checkpoints when the segment was begun
   std::uint64_t size = 0;    // of the file, in bytes
-  bool reused = false;       // the file was another segment before, whose bytes lie where this one has not been written
+  bool reused = false;       // the file was another segment before, whose bytes lie behind the zeros after the last record
 };
 std::string encode_segment_header(const SegmentHeader& header);
 enum class HeaderState { good, blank, bad };  // blank: prepared and not begun

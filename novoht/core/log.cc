@@ -69,7 +69,7 @@ Result<char*> Log::room_slowly(std::size_t size) {
 Result<void> Log::make_space(std::size_t size) {
   if (pending_size_ + size <= pending_capacity_) return {};
   const std::size_t capacity = std::max<std::size_t>(std::bit_ceil(pending_size_ + size), 4096);
-  auto larger = std::make_unique_for_overwrite<char[]>(capacity);
+  auto larger = std::make_unique_for_overwrite<char[]>(capacity + kEndZeros);
   if (pending_size_ > 0) std::memcpy(larger.get(), pending_.get(), pending_size_);
   pending_ = std::move(larger);
   pending_capacity_ = capacity;
@@ -258,7 +258,14 @@ Result<void> Log::begin_segment(std::size_t record_size, bool small) {
 Result<void> Log::flush() {
   if (failed_) return failure_;
   if (pending_size_ == 0) return {};
-  if (auto wrote = segments_.back().file->write_at(pending_offset_, Bytes(pending_.get(), pending_size_)); !wrote) {
+  const Segment& segment = segments_.back();
+  std::size_t size = pending_size_;
+  if (segment.reused) {
+    const std::size_t zeros = std::min<std::uint64_t>(kEndZeros, segment.size - std::min(segment.size, pending_offset_ + size));
+    std::memset(pending_.get() + size, 0, zeros);
+    size += zeros;
+  }
+  if (auto wrote = segment.file->write_at(pending_offset_, Bytes(pending_.get(), size)); !wrote) {
     fail_with(wrote.error());
     return wrote;
   }

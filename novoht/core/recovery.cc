@@ -173,7 +173,11 @@ class Decoder {
     TRY_LET(rest, segment_->read(at, segment_->size() - at));
     const Beyond beyond = look_for_records(rest.bytes, at, salt_, header_.begin);
     batch.evidence = beyond.durable;
-    const std::uint64_t count = header_.reused ? beyond.size : count_nonzero(rest.bytes);
+    // An older segment's bytes are no torn tail, but they begin behind some zeros: what lies where those should be may have
+    // been a record.
+    const std::uint64_t zeros = at_ + kEndZeros > at ? at_ + kEndZeros - at : 0;
+    const std::uint64_t count =
+        header_.reused ? std::max(beyond.size, count_nonzero(Bytes(rest.bytes).substr(0, zeros))) : count_nonzero(rest.bytes);
     if (count > 0) batch.beyond = at - at_ + count;
     return {};
   }

@@ -366,22 +366,34 @@ TEST(ReuseTest, WhatASegmentWasBeforeIsNoTornTail) {
   }
 }
 
+// The segment made out of another that was begun last, and where its last record begins and ends.
+std::pair<std::string, std::pair<std::uint64_t, std::uint64_t>> last_reused(const base::MemoryFiles& disk) {
+  std::string last;
+  for (const std::string& path : disk.paths())
+    if (path.ends_with(".segment")) {
+      const std::string bytes = disk.contents(path);
+      if (base::load<std::uint64_t>(bytes.data() + 24) == *core::segment_number(Bytes(path).substr(7))) last = path;
+    }
+  if (last.empty()) return {};
+  const std::string bytes = disk.contents(last);
+  const std::uint64_t salt = core::segment_salt(base::load<std::uint64_t>(bytes.data() + 16), *core::segment_number(Bytes(last).substr(7)));
+  std::uint64_t begin = core::kSegmentHeaderSize, end = begin;
+  while (const auto record = core::parse_record(bytes, end, salt, 0)) {
+    begin = end;
+    end += record->size;
+  }
+  return {last, {begin, end}};
+}
+
 TEST(ReuseTest, AnOlderSegmentsBytesMayRotBehindTheEndAndNowhereElse) {
   Trial trial(12);
   reuse_segments(trial);
   ASSERT_TRUE(trial.store->sync());
   trial.store.reset();
-  std::string last;
-  for (const std::string& path : trial.disk.paths())
-    if (path.ends_with(".segment")) {
-      const std::string bytes = trial.disk.contents(path);
-      if (base::load<std::uint64_t>(bytes.data() + 24) == *core::segment_number(Bytes(path).substr(7))) last = path;
-    }
+  const auto [last, place] = last_reused(trial.disk);
   ASSERT_FALSE(last.empty());
+  const std::uint64_t end = place.second;
   const std::string good = trial.disk.contents(last);
-  const std::uint64_t salt = core::segment_salt(base::load<std::uint64_t>(good.data() + 16), *core::segment_number(Bytes(last).substr(7)));
-  std::uint64_t end = core::kSegmentHeaderSize;
-  while (const auto record = core::parse_record(good, end, salt, 0)) end += record->size;
   ASSERT_LT(end, good.size());
   int harmless = 0, refused = 0;
   for (std::size_t at = 0; at < good.size(); at += at < end ? 7 : 61) {
@@ -405,6 +417,34 @@ TEST(ReuseTest, AnOlderSegmentsBytesMayRotBehindTheEndAndNowhereElse) {
   }
   EXPECT_GT(harmless, 5);
   EXPECT_GT(refused, 5);
+}
+
+// It was synced, and perhaps acknowledged: what is left must not look like a log that is whole.
+TEST(ReuseTest, TheLastRecordsRotIsSeen) {
+  Trial trial(14);
+  reuse_segments(trial);
+  ASSERT_TRUE(trial.store->sync());
+  trial.disk.kill();
+  const auto [last, end] = last_reused(trial.disk);
+  ASSERT_FALSE(last.empty());
+  const std::string good = trial.disk.contents(last);
+  const std::uint64_t begin = end.first;
+  ASSERT_LT(begin, end.second);
+  for (std::uint64_t at = begin; at < end.second; at++) {
+    base::MemoryFiles disk;
+    for (const std::string& path : trial.disk.paths()) disk.put(path, trial.disk.contents(path));
+    std::string bad = good;
+    bad[at] = static_cast<char>(bad[at] ^ (1 << trial.random.below(8)));
+    disk.put(last, bad);
+    NoteKeeper notes;
+    Options options = trial.options;
+    options.companion = &notes;
+    const auto opened = Store::open(disk, "/store", options);
+    if (opened) {
+      EXPECT_GT((*opened)->statistics().torn_bytes_cut, 0u) << last << " offset " << at;
+      ASSERT_TRUE(equals_prefix(**opened, notes, trial.records, trial.records.size() - 1)) << last << " offset " << at;
+    }
+  }
 }
 
 TEST(ReuseTest, WhatIsKeptGoesWhenTheStoreIsCompactedClosedOrOpened) {

@@ -13,6 +13,7 @@
 #include "tests/sim/frames.h"
 #include "tests/sim/losses.h"
 #include "tests/sim/packet.h"
+#include "tests/sim/rot.h"
 #include "tests/sim/unsynced_registers.h"
 #include "tests/sim/words.h"
 #include "zht/core/instance.h"
@@ -335,7 +336,7 @@ void Node::open_instance() {
   options.incarnation = incarnation;
   options.boot = "boot " + std::to_string(boot);
   options.durability = world_.always ? core::Durability::always : core::Durability::interval;
-  options.segment_size = 1 << 13;
+  options.segment_size = world_.options.emphasis == RunOptions::Emphasis::rot ? 1 << 12 : 1 << 13;
   options.log_floor = 0;
   options.timing = world_.timing;
   options.maintain_budget = {};  // by the computer's clock, a run would not repeat
@@ -1026,6 +1027,12 @@ Cluster::Cluster(std::uint64_t seed, const RunOptions& run) : random(seed * 2 + 
     for (const Fault fault : {Fault::come_and_go, Fault::interrupt_vote, Fault::split, Fault::ragged, Fault::one_way, Fault::move})
       weigh(fault, 3);
   }
+  if (options.emphasis == RunOptions::Emphasis::rot) {  // files rot again and again
+    rot_allowed_ = true;
+    pace_ = 0.3;
+    weigh(Fault::crash_primary, 4);
+    weigh(Fault::power_primary, 2);
+  }
   if (options.emphasis == RunOptions::Emphasis::refusals) {  // few keys, many refusals, and answers that come late
     partition_count = 1;
     pace_ = 0.5;
@@ -1185,7 +1192,8 @@ void Cluster::crash(int i, bool power) {
   at(now + away, [this, i] { restart(i); });
 }
 
-// One bit of one log, once a run, and only while another has what it held.
+// One bit of one file, and only while another has what it held. Once a run, for two such losses may leave nobody; or again and
+// again, while that is not so.
 void Cluster::rot(int i) {
   Node& node = nodes[static_cast<std::size_t>(i)];
   bool others = true;
@@ -1193,25 +1201,19 @@ void Cluster::rot(int i) {
     if (!member_at(view, InstanceId{static_cast<std::uint32_t>(i)})) continue;
     others = others && std::any_of(view.sync.begin(), view.sync.end(), [&](Member one) {
       const int n = static_cast<int>(static_cast<std::uint32_t>(one.instance));
-      return n != i && nodes[static_cast<std::size_t>(n)].up;
+      return n != i && nodes[static_cast<std::size_t>(n)].up && !losses.has_rotted(one);
     });
   }
-  std::string path = SimStore::kPath;
-  if (options.instances) {
-    std::vector<std::string> files;
-    for (const std::string& one : node.disk.paths())
-      if (one.starts_with("store/log-") || one.starts_with("store/table-")) files.push_back(one);
-    if (files.empty()) return;
-    path = files[random.below(files.size())];
-  }
-  std::string contents = node.disk.contents(path);
-  if (losses.any_rotted() || !others || contents.size() < 400 || !random.chance(0.5)) return;
-  const std::size_t at_byte = random.below(contents.size());
-  contents[at_byte] = static_cast<char>(contents[at_byte] ^ (1 << random.below(8)));
-  node.disk.put(path, contents);
+  const bool again = options.emphasis == RunOptions::Emphasis::rot;
+  Stretch where{options.instances ? any_file(node.disk, "store", random) : SimStore::kPath};
+  where.size = node.disk.contents(where.path).size();
+  if ((losses.any_rotted() && !again) || !others || where.size < 400 || !random.chance(0.5)) return;
+  if (again && random.chance(0.5))
+    if (auto last = last_record(node.disk, "store")) where = *std::move(last);
+  const std::uint64_t byte = flip_a_bit(node.disk, where, random);
   losses.rotted(node.self());
   happened(Happened::bit_rot);
-  say("rot in n%d at byte %zu of %zu", i, at_byte, contents.size());
+  say("rot in n%d at byte %llu of %s", i, static_cast<unsigned long long>(byte), where.path.c_str());
 }
 
 // The node's own init has seen the process die, and says so.

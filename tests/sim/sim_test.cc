@@ -100,6 +100,20 @@ TEST(Keepers, ChangeAndForgetNothing) {
   EXPECT_GT(happened.of(Happened::keeper_left), seeds / 10);
 }
 
+// Files that rot again and again, half of the time where nothing behind would tell of it: in the log's last record.
+TEST(Rot, TakesNothingThatAnotherHas) {
+  RunOptions options;
+  options.emphasis = RunOptions::Emphasis::rot;
+  const std::uint64_t seeds = is_long() ? 4'000 : kSanitized ? 20 : 200;
+  FaultCounts happened;
+  for (std::uint64_t seed = 1; seed <= seeds; seed++) {
+    const RunResult result = run_cluster(seed, options);
+    for (const Violation& one : result.violations) ADD_FAILURE() << one.kind << ": " << one.text << "\n  " << replay(seed, " --rot");
+    happened += result.happened;
+  }
+  EXPECT_GT(happened.of(Happened::bit_rot), seeds * 2);
+}
+
 class Defective : public testing::TestWithParam<KnownDefect> {};
 
 TEST_P(Defective, IsFound) {

@@ -1,6 +1,6 @@
 // Runs simulated clusters: one seed, one run, repeated exactly.
 //   zht_sim --seeds 1000 [--from 1] [--defect NAME] [--seconds 5] [--verbose | --messages]
-//           [--protocol] [--power | --stalls | --refusals | --keepers] [--node-dies | --process-dies]
+//           [--protocol] [--power | --stalls | --refusals | --keepers | --rot] [--node-dies | --process-dies]
 //   zht_sim ... --stats       what the world did to them, by kind
 //   zht_sim --list
 #include <algorithm>
@@ -33,6 +33,7 @@ int main(int argc, char** argv) {
     else if (flag == "--stalls") options.emphasis = RunOptions::Emphasis::stalls;
     else if (flag == "--refusals") options.emphasis = RunOptions::Emphasis::refusals;
     else if (flag == "--keepers") options.emphasis = RunOptions::Emphasis::keepers;
+    else if (flag == "--rot") options.emphasis = RunOptions::Emphasis::rot;
     else if (flag == "--protocol") options.instances = false;
     else if (flag == "--node-dies") options.scenario = RunOptions::Scenario::node_dies;
     else if (flag == "--process-dies") options.scenario = RunOptions::Scenario::process_dies;
@@ -50,7 +51,7 @@ int main(int argc, char** argv) {
       return 0;
     } else {
       std::fprintf(stderr, "zht_sim --seeds N [--from N] [--defect NAME] [--seconds S] [--verbose | --messages] [--stats]\n"
-                           "        [--protocol] [--power | --stalls | --refusals | --keepers] [--node-dies | --process-dies]\n"
+                           "        [--protocol] [--power | --stalls | --refusals | --keepers | --rot] [--node-dies | --process-dies]\n"
                            "zht_sim --list\n");
       return flag == "--help" ? 0 : 2;
     }

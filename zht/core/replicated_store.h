@@ -7,7 +7,8 @@
 // cost acknowledged entries.
 //
 // A life is *sure* of its log when nothing that it acknowledged can be missing:
-//   the log ends in a bad record             not sure: that record may have been acknowledged before it rotted
+//   the log ends in a bad record             not sure: that record may have been acknowledged before it rotted (the store
+//                                            tells it from a log that ends well wherever the log ends)
 //   same boot of the machine as before       sure: what was written is in the system's cache, whatever killed the process
 //   durability always                        sure: what was acknowledged was synced
 //   another boot                             sure only if the last life said at its end that all was synced
