@@ -390,7 +390,8 @@ void Table::clear() {
     free_leaf(leaf);
   }
   leaves_.clear();
-  roots_.clear();
+  many_roots_.clear();
+  roots_ = few_roots_;
   expiries_.reset();
   depth_ = bucket_count_ = 0;
   count_ = live_bytes_ = 0;
@@ -436,7 +437,7 @@ void Table::place(std::uint64_t hash, Entry* entry) {
     return;
   if (leaves_.empty()) {
     leaves_.push_back(make_leaf(1, 0));
-    roots_.push_back(leaves_[0]->buckets);
+    roots_[0] = leaves_[0]->buckets;
     bucket_count_ = 1;
   }
   while (leaves_[leaf_index(hash)]->entry_count >= most_entries(bucket_count_)) {
@@ -478,13 +479,13 @@ void Table::split(std::uint64_t of) {
   Leaf* const old = leaves_[index];
   if (old->depth == depth_) {
     std::vector<Leaf*> leaves(leaves_.size() * 2);
-    std::vector<Bucket*> roots(leaves.size());
-    for (std::size_t i = 0; i < leaves.size(); i++) {
-      leaves[i] = leaves_[i / 2];
-      roots[i] = roots_[i / 2];
-    }
+    for (std::size_t i = 0; i < leaves.size(); i++) leaves[i] = leaves_[i / 2];
     leaves_.swap(leaves);
-    roots_.swap(roots);
+    if (leaves_.size() > kFewRoots) {
+      many_roots_.resize(leaves_.size());
+      roots_ = many_roots_.data();
+    }
+    for (std::size_t i = 0; i < leaves_.size(); i++) roots_[i] = leaves_[i]->buckets;
     depth_++;
     index = leaf_index(of);
   }
@@ -766,7 +767,7 @@ Result<Table::Cooled> Table::cool(std::uint64_t cursor, std::size_t entries, std
 
 Result<std::uint64_t> Table::warm(std::uint64_t key_hash, std::uint64_t most) {
   std::uint64_t came = 0;
-  if (roots_.empty()) return came;
+  if (leaves_.empty()) return came;
   Bucket* const buckets = roots_[leaf_index(key_hash)];
   std::size_t at = home_of(key_hash, bucket_count_);
   for (std::size_t step = 0; step < bucket_count_; step++) {

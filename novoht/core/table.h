@@ -110,7 +110,7 @@ struct Entry {
 static_assert(sizeof(Entry) == 16);
 
 // One thread.
-class Table {
+class alignas(64) Table {
  public:
   // Values may go to `cold`, unless that is null.
   explicit Table(Arena& arena, ColdValues* cold = nullptr) : arena_(arena), cold_(cold) {}
@@ -140,10 +140,7 @@ class Table {
   // Asks the processor for what find() will need; each after the one before had time to arrive. A table that was in use a
   // moment ago needs only the last two.
   // (Always inlined: a function that does nothing else is one without effect to GCC, which drops calls of it.)
-  [[gnu::always_inline]] void prefetch() const {
-    __builtin_prefetch(&roots_);
-    __builtin_prefetch(reinterpret_cast<const char*>(&roots_) + 64);
-  }
+  [[gnu::always_inline]] void prefetch() const { __builtin_prefetch(this); }
   [[gnu::always_inline]] void prefetch_root(std::uint64_t hash) const {
     if (bucket_count_ != 0) __builtin_prefetch(&roots_[leaf_index(hash)]);
   }
@@ -299,15 +296,20 @@ class Table {
   void count_out(std::uint64_t hash, const Entry& entry);
   std::uint64_t collect(std::uint64_t cursor, std::size_t limit, std::vector<Found>& found) const;
 
+  // What every lookup reads lies in one cache line: where many tables are in use, each line of a table is a miss.
+  static constexpr std::size_t kFewRoots = 4;
+  Bucket** roots_ = few_roots_;     // of each leaf its buckets; here below while there are few
+  std::uint32_t depth_ = 0;
+  std::uint32_t bucket_count_ = 0;  // of each leaf
+  std::unique_ptr<std::multiset<std::pair<std::uint64_t, std::uint64_t>>> expiries_;  // (milliseconds, hash)
+  Bucket* few_roots_[kFewRoots] = {};
+  std::vector<Bucket*> many_roots_;
+
   Arena& arena_;
   ColdValues* const cold_;
   std::vector<Leaf*> leaves_;  // the directory: 2^depth_ of them, runs of equal ones
-  std::vector<Bucket*> roots_;
-  std::uint32_t depth_ = 0;
-  std::uint32_t bucket_count_ = 0;  // of each leaf
   std::uint64_t rebuilt_ = 0, rebuilt_at_cursor_ = 0;  // how often leaves were split or grew; when evacuate() last ran
   std::uint64_t count_ = 0, live_bytes_ = 0, index_bytes_ = 0, long_bytes_ = 0;
-  std::unique_ptr<std::multiset<std::pair<std::uint64_t, std::uint64_t>>> expiries_;  // (milliseconds, hash)
 };
 
 }  // namespace novoht::core

@@ -353,8 +353,10 @@ std::size_t Instance::on_frames(ConnectionId from, std::span<const Frame> frames
     if (some.size() > 1) {
       std::size_t count = 0;
       for (const Frame& frame : some)
-        if (frame.type == wire::FrameType::request && !frame.key.empty())
+        if (frame.type == wire::FrameType::request && !frame.key.empty()) {
+          __builtin_prefetch(epochs_.data() + frame.partition);
           keys[count++] = {TableId{frame.partition}, frame.key};
+        }
       store_->prefetch_all(std::span(keys).first(count));
     }
     for (std::size_t i = 0; i < some.size(); i++) notes[i] = prepare_note(some[i], i);
