@@ -6,6 +6,7 @@
 #include <set>
 
 #include "novoht/base/memory_files.h"
+#include "novoht/core/format.h"
 #include "zht/core/replication/balancer.h"
 #include "zht/core/replication/channel.h"
 #include "zht/core/replication/keeper.h"
@@ -167,6 +168,42 @@ class Keepers : public testing::Test {
   base::Time now_{std::chrono::hours(1)};
   int messages_ = 0;
 };
+
+// A keeper that lacks its last promise must not open its registers as if it had made none.
+TEST_F(Keepers, APromiseThatRotsIsMissed) {
+  wish(0, 4, {Kind::promote, Epoch{1}, member(1), member(1), {}});
+  settle();
+  Box& box = boxes_[1];
+  box.keeper.reset();
+  box.saved.reset();
+  box.disk.kill();
+  box.store.reset();
+  const std::string path = "keeper/" + novoht::core::segment_name(1);
+  const std::string good = box.disk.contents(path);
+  novoht::core::SegmentHeader header;
+  ASSERT_TRUE(novoht::core::parse_segment_header(good, path, header));
+  std::uint64_t begin = 0, end = 0;  // of the last record with a register
+  const std::uint64_t salt = novoht::core::segment_salt(header.store, 1);
+  std::uint64_t at = novoht::core::kSegmentHeaderSize;
+  while (const auto record = novoht::core::parse_record(good, at, salt, 0)) {
+    at += record->size;
+    const auto change = novoht::core::ChangeReader(record->changes, record->change_count).next();
+    if (!change || change->key.size() != sizeof(std::uint32_t)) continue;
+    begin = at - record->size;
+    end = at;
+  }
+  ASSERT_LT(begin, end);
+  for (at = begin; at < end; at++) {
+    base::MemoryFiles disk;
+    for (const std::string& one : box.disk.paths()) disk.put(one, box.disk.contents(one));
+    std::string bad = good;
+    bad[at] = static_cast<char>(bad[at] ^ 4);
+    disk.put(path, bad);
+    const auto opened = novoht::Store::open(disk, "keeper", {});
+    ASSERT_FALSE(opened) << "offset " << at;
+    EXPECT_EQ(opened.code(), Code::corrupt);
+  }
+}
 
 TEST_F(Keepers, DecideAChangeOnceAndTellEachOther) {
   wish(0, 4, {Kind::promote, Epoch{1}, member(1), member(1), {}});

@@ -7,6 +7,8 @@ namespace {
 
 using Kind = KeeperMessage::Kind;
 
+constexpr char kSynced[] = "synced";  // no partition's key: those have four bytes
+
 std::string key_of(PartitionId partition) {
   std::string key;
   base::Writer(key).u32(static_cast<std::uint32_t>(partition));
@@ -49,7 +51,11 @@ Result<void> StoredRegisters::save(std::span<const Item> items) {
     encode(value, *item.state);
     TRY(store_.apply(table_, std::array{novoht::Change::insert(key_of(item.partition), value)}));
   }
-  return store_.sync();
+  TRY(store_.sync());
+  // A record that says, by being there, that those before are durable. Without it a promise that rots would be taken for one that
+  // was being written when the process ended: cut off, and never missed.
+  TRY(store_.apply(table_, std::array{novoht::Change::insert(kSynced, "")}));
+  return store_.flush();
 }
 
 Result<void> StoredRegisters::load(std::vector<Register>& registers) const {
