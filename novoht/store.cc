@@ -7,164 +7,36 @@
 #include <set>
 #include <unordered_map>
 
-#include "novoht/base/random.h"
 #include "novoht/core/background.h"
 #include "novoht/core/checkpoint.h"
+#include "novoht/core/folder.h"
 #include "novoht/core/log.h"
 #include "novoht/core/recovery.h"
 #include "novoht/core/replay.h"
 #include "novoht/core/snapshot.h"
-#include "novoht/core/table.h"
+#include "novoht/core/tables.h"
+#include "novoht/core/views.h"
 
 namespace novoht {
 
 using core::Entry;
 using core::Position;
-
-struct ValueMaker {
-  // In its place, as a copy of what is just being stored would have to wait for it.
-  static void make(std::optional<ValueView>& place, const Entry& entry, const core::ColdValues* cold) {
-    ValueView& view = place.emplace();
-    view.entry_ = &entry;
-    view.cold_ = cold;
-    view.version_ = entry.version;
-    if (entry.form == Entry::kWhole) [[likely]] {
-      view.bytes_ = entry.payload();
-      view.size_ = entry.value_size;
-      view.fragment_count_ = 1;
-    } else {
-      if (const auto bytes = entry.contiguous()) view.bytes_ = bytes->data();
-      view.size_ = entry.size();
-      view.fragment_count_ = entry.fragment_count();
-    }
-    if (entry.expires) view.expires_ = base::from_millis(entry.expires_ms());
-  }
-};
-
-std::uint64_t ValueView::fragment_end(std::uint32_t index) const {
-  CHECK(index < fragment_count_, "fragment_end(): no such fragment");
-  return static_cast<const Entry*>(entry_)->fragment_end(index);
-}
-Result<void> ValueView::read(std::uint64_t offset, std::uint64_t size, std::string& out) const {
-  return static_cast<const Entry*>(entry_)->read(offset, size, static_cast<const core::ColdValues*>(cold_), out);
-}
+using core::Tables;
+using core::TableState;
+using core::Timed;
 
 namespace {
 
-constexpr char kStoreName[] = "STORE", kLockName[] = "LOCK";
 constexpr std::size_t kAhead = 16;                   // keys whose memory is fetched before it is needed
 constexpr std::size_t kTogether = 32;                // the same in prefetch_all(), where nothing else is done meanwhile
 constexpr std::size_t kWantedOfEntry = 512;
-constexpr std::uint32_t kDirectTables = 1 << 16;     // ids below are found by an array
-
-// A table and what is on disk of it.
-struct TableState {
-  TableState(core::Arena& arena, core::ColdValues* cold) : table(arena, cold) {}
-  void begin_unsaved(Position position) {
-    unsaved_from = position;
-    if (!from) from = position;
-  }
-  core::Table table;
-  Version version = 0;
-  std::uint64_t epoch = 0;
-  std::optional<Position> unsaved_from;   // the first record that the checkpoint does not have
-  std::optional<Position> changed_since;  // the first record since the checkpoint being written was begun
-  std::uint64_t checkpoint_bytes = 0;     // 0: none
-  bool awaits_name = false;               // its checkpoint is among those that are written and not yet synced
-  std::uint64_t birth = 0;                // another for each table that ever had this id
-  std::optional<Position> from;           // no record of it lies before; nothing: it has none
-};
-
-// Adds the time of its life to a share of housekeeping.
-class Timed {
- public:
-  explicit Timed(Statistics::Share& share) : share_(share) {}
-  ~Timed() {
-    const auto taken = std::chrono::steady_clock::now() - begin_;
-    const auto count = static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(taken).count());
-    share_.times++;
-    share_.nanoseconds += count;
-    share_.longest = std::max(share_.longest, count);
-  }
-  Timed(const Timed&) = delete;
-  Timed& operator=(const Timed&) = delete;
-
- private:
-  Statistics::Share& share_;
-  const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
-};
-
-class Tables {
- public:
-  TableState* find(TableId id) const {
-    const auto number = static_cast<std::uint32_t>(id);
-    if (number < direct_.size()) [[likely]]
-      return direct_[number].get();
-    const auto found = others_.find(number);
-    return found == others_.end() ? nullptr : found->second.get();
-  }
-  TableState& get(TableId id, core::Arena& arena, core::ColdValues* cold) {
-    if (TableState* const state = find(id)) return *state;
-    put(id, std::make_unique<TableState>(arena, cold));
-    return *find(id);
-  }
-  // What reads the table's records as they follow each other must not go on.
-  void reborn(TableState& state) { state.birth = ++births_; }
-  // In place of the one that is there, if there is.
-  void put(TableId id, std::unique_ptr<TableState> state) {
-    const auto number = static_cast<std::uint32_t>(id);
-    state->birth = ++births_;
-    if (number < kDirectTables) {
-      if (direct_.size() <= number) direct_.resize(number + 1);
-      direct_[number] = std::move(state);
-    } else {
-      others_[number] = std::move(state);
-    }
-  }
-  void erase(TableId id) {
-    const auto number = static_cast<std::uint32_t>(id);
-    if (number < direct_.size()) direct_[number].reset();
-    else others_.erase(number);
-  }
-  template <typename Visit>
-  void each(Visit visit) const {
-    for (std::uint32_t i = 0; i < direct_.size(); i++)
-      if (direct_[i] != nullptr) visit(TableId{i}, *direct_[i]);
-    for (const auto& [number, state] : others_) visit(TableId{number}, *state);
-  }
-
- private:
-  std::vector<std::unique_ptr<TableState>> direct_;
-  std::unordered_map<std::uint32_t, std::unique_ptr<TableState>> others_;
-  std::uint64_t births_ = 0;
-};
-
-std::uint64_t live_bytes(const Tables& tables) {
-  std::uint64_t sum = 0;
-  // With what a key costs in a record or a checkpoint.
-  tables.each([&](TableId, const TableState& state) { sum += state.table.live_bytes() + 32 * state.table.count(); });
-  return sum;
-}
-
-// What checkpoints of all unsaved tables may take beyond the ones they replace, at any time while they are made one after
-// another: those that grow, and the largest beside its predecessor.
-std::uint64_t checkpoint_room(const Tables& tables) {
-  constexpr std::uint64_t kFile = 4096;  // beside the entries, rounded as file systems do
-  std::uint64_t growth = 0, largest = 0;
-  tables.each([&](TableId, const TableState& state) {
-    if (!state.unsaved_from) return;
-    const std::uint64_t size = state.table.live_bytes() + 32 * state.table.count() + kFile;
-    if (size > state.checkpoint_bytes) growth += size - state.checkpoint_bytes;
-    largest = std::max(largest, std::min(size, state.checkpoint_bytes));
-  });
-  return growth + largest;
-}
+constexpr std::uint64_t kCostOfCheckpoint = 4096;    // beside its entries, in bytes of these
 
 class StoreImpl final : public Store, private core::SnapshotHost, private core::ImportHost {
  public:
   StoreImpl(base::FileSystem& files, std::string folder, Options options)
       : files_(files), folder_(std::move(folder)), options_(options), arena_(files.threads()),
-        log_(files, folder_, options.segment_size, [this] { return live_bytes(tables_); }, [this] { return checkpoint_room(tables_); },
+        log_(files, folder_, options.segment_size, [this] { return extent().live_bytes; }, [this] { return checkpoint_room(tables_); },
              [this] { return log_bound(); }),
         background_(files.threads()) {}
   ~StoreImpl() override {
@@ -351,7 +223,6 @@ class StoreImpl final : public Store, private core::SnapshotHost, private core::
 
   bool is_expired(const Entry& entry) const { return entry.expires && entry.expires_ms() <= now_ms_; }
   std::string path_of(std::string_view name) const { return folder_ + "/" + std::string(name); }
-  Result<std::vector<std::string>> begin_folder();
   Result<void> load_checkpoint(const std::string& name, TableId table, Position& durable);
   Result<void> replay(const core::Record& record, const Change* change, std::uint64_t hash, const core::RecordPlace& place);
   Result<void> replay_changes(TableState& state, const core::Record& record, const Change* change, std::uint64_t hash,
@@ -366,8 +237,15 @@ class StoreImpl final : public Store, private core::SnapshotHost, private core::
   Position needed_from() const;
   bool log_is_long();
   std::uint64_t log_bound() const;  // bytes
+  std::uint64_t log_wanted(std::size_t record_size) const;
+  std::uint64_t log_most(std::size_t record_size) const;
+  void help_before(std::size_t record_size);
+  void help(std::size_t record_size, std::uint64_t step, std::size_t slice);
+  const core::Extent& extent() const;
+  void note_failure(const base::Error& error);
   Result<bool> step();
   Result<bool> compact_some();
+  Result<bool> shorten_log(std::size_t slice);
   bool evacuate_some();
   Result<void> begin_checkpoint(TableId table);
   Result<void> continue_checkpoint(std::size_t bytes);
@@ -424,7 +302,8 @@ class StoreImpl final : public Store, private core::SnapshotHost, private core::
 
   std::unique_ptr<core::CheckpointWriter> checkpoint_;  // being written
   TableId checkpoint_table_{};
-  bool taken_whole_ = false;  // all of the table is in it
+  bool taken_whole_ = false, written_whole_ = false;  // all of the table is in it; was handed over
+  static constexpr std::size_t kSlicesWaiting = 4;    // at most, while one is written
   // Those that are written: they are synced and named together, for a sync costs as much for many as for one, and with hundreds
   // of tables the log would grow meanwhile to many times what it may be.
   static constexpr std::size_t kTogether = 32;
@@ -455,6 +334,15 @@ class StoreImpl final : public Store, private core::SnapshotHost, private core::
   mutable std::vector<std::pair<TableId, std::uint64_t>> wanted_;  // on disk, and used more than once: table and hash
 
   Position short_until_ = 0;    // the log was short when last asked, and is taken for short up to here
+  // What writers do of the housekeeping, see help_before(). Bytes; positions.
+  std::uint64_t log_limit_ = 0;  // of the log's segments
+  std::uint64_t owed_ = 0, taken_ = 0, taken_before_ = 0;  // checkpoints' bytes: still to be taken by writers; taken by anybody
+  using Nanoseconds = std::chrono::duration<double, std::nano>;
+  static constexpr Nanoseconds kNap{20'000};
+  Nanoseconds owed_time_{};  // of waiting for the disk
+  Position helped_at_ = 0, help_again_ = 0;
+  mutable core::Extent extent_;
+  mutable Position extent_until_ = 0;
   bool trim_due_ = true;
   std::uint64_t segments_seen_ = 0;
   bool starved_ = false;        // there was no room for another segment
@@ -475,7 +363,7 @@ class StoreImpl final : public Store, private core::SnapshotHost, private core::
   std::unordered_map<std::uint32_t, Loaded> loaded_;
   std::unordered_map<std::uint32_t, base::Error> gaps_;  // tables of which records are missing
 
-  Statistics::Share evacuation_, checkpointing_, log_keeping_, cooling_;
+  Statistics::Share evacuation_, checkpointing_, log_keeping_, cooling_, helping_;
   std::uint64_t records_ = 0, checkpoints_ = 0, failures_ = 0, rest_ = 0, next_rest_ = 1;
   std::uint64_t recovered_records_ = 0, recovered_bytes_ = 0, torn_bytes_ = 0;
   std::string last_failure_;
@@ -600,8 +488,10 @@ Result<void> StoreImpl::write_record(TableId id, TableState& state, std::span<co
   const std::size_t size = core::record_size(changes, note, epoch);
   if (size > kMaxRecordSize || changes.size() > core::kMaxChanges) [[unlikely]]
     return base::fail(Code::invalid, "a record of ", size, " bytes; the limit is ", kMaxRecordSize);
-  if (!log_.has_room(size)) [[unlikely]]
+  if (!log_.has_room(size)) [[unlikely]] {
     settle();
+    help_before(size);
+  }
   auto room = log_.room(size);
   if (!room) [[unlikely]]
     return std::move(room).error();
@@ -704,6 +594,7 @@ Result<void> StoreImpl::rewind(TableId table, Version to, std::uint64_t epoch, s
   const std::size_t size = core::record_size(changes, {}, epoch);
   if (size > kMaxRecordSize)
     return base::fail(Code::invalid, "a record of ", size, " bytes; the limit is ", kMaxRecordSize);
+  help_before(size);
   TRY_LET(place, log_.room(size));
   core::RecordFields fields;
   fields.type = core::RecordType::rewind;
@@ -751,6 +642,7 @@ Result<void> StoreImpl::drop(TableId table) {
   std::erase_if(doomed_, [&](const Doomed& one) { return one.table == table; });
   if (state->checkpoint_bytes > 0) doomed_.push_back({table, position, log_.position()});
   tables_.erase(table);
+  extent_until_ = 0;
   return {};
 }
 
@@ -788,6 +680,7 @@ Result<std::uint64_t> StoreImpl::write_whole_checkpoint(const core::Table& table
   for (bool all = false; !all;) {
     TRY_LET(taken, writer->take_some(table, cold_.get(), std::size_t{1} << 20));
     all = taken;
+    writer->hand_over();
     TRY(writer->write_taken());
   }
   const auto finish = [&]() -> Result<void> {
@@ -836,6 +729,7 @@ Result<void> StoreImpl::install(TableId id, std::unique_ptr<core::Shadow> shadow
   state->checkpoint_bytes = *written;
   state->from = log_.position();
   tables_.put(id, std::move(state));
+  extent_until_ = 0;
   std::erase_if(doomed_, [&](const Doomed& one) { return one.table == id; });
   trim_due_ = true;
   return {};
@@ -883,6 +777,7 @@ Statistics StoreImpl::statistics() const {
     if (fruitless_rounds_ >= 2 && s.used_bytes > options_.memory_limit) s.over_limit_bytes = s.used_bytes - options_.memory_limit;
   }
   s.log_bytes = log_.bytes();
+  s.log_limit = std::max(log_limit_, log_most(0));
   s.kept_bytes = log_.kept_bytes();
   s.reused_segments = log_.reused_segments();
   s.segments = log_.segment_count();
@@ -897,6 +792,7 @@ Statistics StoreImpl::statistics() const {
   s.checkpointing = checkpointing_;
   s.log_keeping = log_keeping_;
   s.cooling = cooling_;
+  s.helping = helping_;
   s.maintenance_failures = failures_;
   s.last_failure = log_.failed() ? log_.failure().message : last_failure_;
   return s;
@@ -915,7 +811,7 @@ Position StoreImpl::needed_from() const {
 }
 
 std::uint64_t StoreImpl::log_bound() const {
-  const double most = options_.log_slack * static_cast<double>(live_bytes(tables_));
+  const double most = options_.log_slack * static_cast<double>(extent().live_bytes);
   return std::max(options_.log_floor, most < 9e18 ? static_cast<std::uint64_t>(most) : UINT64_MAX);
 }
 
@@ -937,7 +833,8 @@ Result<void> StoreImpl::begin_checkpoint(TableId table) {
   TRY_LET(writer, core::CheckpointWriter::begin(files_, path_of(core::checkpoint_name(table)), header, attachment));
   checkpoint_ = std::move(writer);
   checkpoint_table_ = table;
-  taken_whole_ = false;
+  taken_ += kCostOfCheckpoint;
+  taken_whole_ = written_whole_ = false;
   state.changed_since.reset();
   return {};
 }
@@ -948,17 +845,26 @@ void StoreImpl::forget_checkpoint(TableId table) {
   std::erase_if(written_, [&](const Written& one) { return one.table == table; });
 }
 
-// Has some more of the checkpoint written, in the background; when that was all, its end too.
+// Takes some more of the checkpoint, and has it written, in the background, as soon as there is a slice of it; when that was
+// all, its end too.
 Result<void> StoreImpl::continue_checkpoint(std::size_t bytes) {
   const Timed timed(checkpointing_);
   TableState& state = *tables_.find(checkpoint_table_);
-  auto taken = checkpoint_->take_some(state.table, cold_.get(), bytes);
-  if (!taken) {
-    checkpoint_.reset();
-    return std::move(taken).error();
+  if (!taken_whole_ && checkpoint_->waiting() < kSlicesWaiting * std::max(bytes, options_.maintain_slice)) {
+    const std::uint64_t before = checkpoint_->taken();
+    auto taken = checkpoint_->take_some(state.table, cold_.get(), bytes);
+    taken_ += checkpoint_->taken() - before;
+    if (!taken) {
+      (void)background_.wait();
+      checkpoint_.reset();
+      return std::move(taken).error();
+    }
+    taken_whole_ = *taken;
   }
-  taken_whole_ = *taken;
+  if (background_.running() || (!taken_whole_ && checkpoint_->waiting() < options_.maintain_slice)) return {};
   background_is_ = Work::slice;
+  written_whole_ = taken_whole_;
+  checkpoint_->hand_over();
   const core::CheckpointEnd end{.entries = checkpoint_->entries(), .version = state.version, .position = log_.position()};
   background_.start([this, all = taken_whole_, end]() -> Result<void> {
     TRY(checkpoint_->write_taken());
@@ -986,7 +892,7 @@ Result<void> StoreImpl::start_sync(bool with_checkpoints) {
 
 Result<void> StoreImpl::take_background(Result<void> outcome) {
   if (background_is_ == Work::slice) {
-    if (outcome && taken_whole_) {
+    if (outcome && written_whole_) {
       tables_.find(checkpoint_table_)->awaits_name = true;
       written_.push_back({checkpoint_table_, std::move(checkpoint_)});
     }
@@ -1071,15 +977,24 @@ Result<bool> StoreImpl::compact_some() {
     TRY_LET(more, empty_cold_file());
     if (more) return true;
   }
+  return shorten_log(options_.maintain_slice);
+}
+
+// The same of what makes the log shorter. No entry is moved. `slice`: bytes of a checkpoint that are taken.
+Result<bool> StoreImpl::shorten_log(std::size_t slice) {
   if (background_.running()) {
     auto outcome = background_.poll();
-    if (!outcome) return false;
-    const bool slice = background_is_ == Work::slice;
+    if (!outcome) {
+      if (background_is_ == Work::slice) TRY(continue_checkpoint(slice));
+      return false;
+    }
+    const bool was_slice = background_is_ == Work::slice;
     TRY(take_background(*std::move(outcome)));
-    if (!slice) return true;
+    if (!was_slice) return true;
   }
   if (checkpoint_ != nullptr) {
-    TRY(continue_checkpoint(options_.maintain_slice));
+    log_.expect_sync();
+    TRY(continue_checkpoint(slice));
     return !background_.running();
   }
   const Timed timed(log_keeping_);
@@ -1229,18 +1144,119 @@ Result<bool> StoreImpl::maintain(base::Duration budget) {
   for (int steps = 1;; steps++) {
     auto more = step();
     if (!more) {
-      // A full disk is not tried again at every call: the pauses double.
-      failures_++;
-      last_failure_ = more.error().message;
-      naming_due_ = true;
-      if (more.code() == Code::no_space) (void)log_.let_go_kept().has_value();
-      rest_ = next_rest_;
-      next_rest_ = std::min<std::uint64_t>(next_rest_ * 2, 1024);
+      note_failure(more.error());
       return more;
     }
     next_rest_ = 1;
     if (!*more) return more;
     if (std::chrono::steady_clock::now() >= end && !(starved_ && steps < kStepsStarved)) return more;
+  }
+}
+
+// A full disk is not tried again at every call: the pauses double.
+void StoreImpl::note_failure(const base::Error& error) {
+  failures_++;
+  last_failure_ = error.message;
+  naming_due_ = true;
+  if (error.code == Code::no_space) (void)log_.let_go_kept().has_value();
+  rest_ = next_rest_;
+  next_rest_ = std::min<std::uint64_t>(next_rest_ * 2, 1024);
+}
+
+// --- the log's bound ---
+
+// Housekeeping keeps the log about this long by itself, as far as it is called and the disk keeps up.
+std::uint64_t StoreImpl::log_wanted(std::size_t record_size) const {
+  return std::max(log_bound(), 4 * log_.largest_segment(record_size));
+}
+
+// And this is the most it may be, whatever the speed of who writes.
+std::uint64_t StoreImpl::log_most(std::size_t record_size) const {
+  const std::uint64_t wanted = log_wanted(record_size);
+  return wanted > UINT64_MAX / 4 ? UINT64_MAX : 2 * (wanted + log_.largest_segment(record_size));
+}
+
+// Asking every table is not for every record: what they said is good while a hundredth of it is written.
+const core::Extent& StoreImpl::extent() const {
+  if (log_.position() >= extent_until_) {
+    extent_ = extent_of(tables_);
+    extent_until_ = log_.position() + std::clamp<std::uint64_t>(extent_.live_bytes / 128, 1 << 10, 1 << 20);
+  }
+  return extent_;
+}
+
+// Before a record is written. While the log is longer than wanted by more than a quarter, who writes takes checkpoints: for each
+// byte as many as let all tables be taken twice before the log is as long as it may be, a slice at a time. When these are taken
+// and the disk has not got them yet, it is the disk's pace that counts: from kSlowFrom of the way on who writes waits for it,
+// for each byte the longer the nearer the end is, in pieces of about 20 us so that none waits long; at the end, until there is room.
+void StoreImpl::help_before(std::size_t record_size) {
+  const Position position = log_.position();
+  if (position + record_size < help_again_ || log_.failed()) return;
+  const std::uint64_t wanted = log_wanted(record_size), largest = log_.largest_segment(record_size), most = log_most(record_size);
+  const std::uint64_t written = position - helped_at_;
+  helped_at_ = position;
+  // When tables become small, the log cannot at once: it has to by as much as is written.
+  log_limit_ = std::max(most, log_limit_ - std::min(log_limit_, written));
+  std::uint64_t step = std::clamp<std::uint64_t>(wanted / 256, 1 << 10, 8 << 10);
+  const auto ask_after = [&](std::uint64_t bytes) {
+    help_again_ = position + record_size + bytes;
+    log_.ask_at(help_again_);
+    if (log_.bytes_ahead(record_size) + record_size + bytes + log_.kept_bytes() > log_limit_) (void)log_.let_go_kept(true).has_value();
+  };
+  const std::uint64_t ahead = log_.bytes_ahead(record_size) + record_size + step;
+  const std::uint64_t taken = taken_ - taken_before_;
+  taken_before_ = taken_;
+  const bool long_log = most != UINT64_MAX && ahead > wanted + 2 * largest + wanted / 4;
+  // What exports and tails hold no checkpoint lets go, nor one that has failed just now.
+  const bool in_vain = long_log && (rest_ > 0 || (!held_.empty() && needed_from() == *held_.begin()));
+  if (!long_log || in_vain) {
+    constexpr std::uint64_t kFar = std::uint64_t{1} << 20;
+    owed_ = 0;
+    owed_time_ = {};
+    if (rest_ > 0 && long_log) rest_--;
+    const std::uint64_t far =
+        long_log ? step : most == UINT64_MAX ? kFar : std::clamp((wanted + 2 * largest + wanted / 4 - ahead) / 4, step, kFar);
+    if (in_vain) log_limit_ = std::max(log_limit_, ahead);
+    return ask_after(far);
+  }
+  const double work = static_cast<double>(extent().live_bytes + kCostOfCheckpoint * extent().tables);
+  const auto share = static_cast<std::uint64_t>(static_cast<double>(written) * 2 * work / static_cast<double>(wanted)) + 1;
+  // What cannot be taken because a sync is under way is not made good in one burst.
+  owed_ = std::min(owed_ + share - std::min(owed_ + share, taken), 8 * (share + options_.maintain_slice));
+  constexpr double kSlowFrom = 0.7;
+  constexpr Nanoseconds kPerByte(40), kMost(10e6);  // just before the end; at once
+  const double way = static_cast<double>(ahead - wanted - 2 * largest) / static_cast<double>(wanted);
+  const double nearness = std::clamp((way - kSlowFrom) / (1 - kSlowFrom), 0.0, 1.0);
+  owed_time_ = nearness == 0 ? owed_time_.zero()
+                             : std::min<Nanoseconds>(
+                                   owed_time_ + kPerByte * (nearness * nearness * static_cast<double>(written)), kMost);
+  step = static_cast<std::uint64_t>(std::clamp(kNap / kPerByte / (nearness * nearness + 1e-6), 512.0, static_cast<double>(step)));
+  help(record_size, step, std::min<std::uint64_t>(2 * share, options_.maintain_slice));
+  taken_before_ = taken_;
+  log_limit_ = std::max(log_limit_, std::min(ahead, log_.bytes_ahead(record_size) + record_size + step));
+  ask_after(step);
+}
+
+void StoreImpl::help(std::size_t record_size, std::uint64_t step, std::size_t slice) {
+  const Timed timed(helping_);
+  const std::uint64_t begun = taken_;
+  for (;;) {
+    const bool full = log_.bytes_ahead(record_size) + record_size + step > log_limit_;
+    if (!full && (taken_ - begun >= slice || (owed_ == 0 && owed_time_ < kNap))) return;
+    if (background_.running() && full) {
+      background_.wait_until_done();
+    } else if (background_.running() && background_is_ != Work::slice && owed_time_ >= kNap) {
+      const auto before = std::chrono::steady_clock::now();
+      const bool done = background_.wait_until_done(before + std::chrono::duration_cast<std::chrono::nanoseconds>(owed_time_));
+      owed_time_ -= std::min<Nanoseconds>(owed_time_, std::chrono::steady_clock::now() - before);
+      if (!done) return;
+    }
+    const std::uint64_t before = taken_;
+    const auto more = shorten_log(slice);
+    if (!more) return note_failure(more.error());
+    next_rest_ = 1;
+    owed_ -= std::min(owed_, taken_ - before);
+    if (!*more && !(full && background_.running())) return;
   }
 }
 
@@ -1292,45 +1308,6 @@ Result<void> StoreImpl::compact() {
 }
 
 // --- opening ---
-
-// Makes sure that the folder is a store, makes one where that is asked for, takes the lock. Returns the folder's names.
-Result<std::vector<std::string>> StoreImpl::begin_folder() {
-  TRY_LET(there, files_.exists(folder_));
-  if (!there) {
-    if (!options_.create || options_.read_only)
-      return base::fail(Code::invalid, folder_, ": no such folder, so no store");
-    TRY(files_.make_folder(folder_));
-  }
-  auto listed = files_.list(folder_);
-  if (!listed) return base::fail(Code::invalid, folder_, ": not a folder that can be read (", listed.error().message, ")");
-  const auto holds = [&](const std::string& name) { return std::find(listed->begin(), listed->end(), name) != listed->end(); };
-  if (!holds(kStoreName)) {
-    for (const std::string& name : *listed) {
-      if (name != kLockName && name != std::string(kStoreName) + ".new")
-        return base::fail(Code::invalid, folder_, ": not a store: it holds ", base::escape(name), " and no file ", kStoreName);
-    }
-    if (!options_.create || options_.read_only) return base::fail(Code::invalid, folder_, ": not a store: the folder is empty");
-  }
-  if (!options_.read_only) {
-    auto lock = files_.lock(path_of(kLockName));
-    if (!lock && lock.code() != Code::conflict) return std::move(lock).error();
-    if (!lock) return base::add_context("the store is open elsewhere", std::move(lock).error());
-    lock_ = *std::move(lock);
-  }
-  TRY_LET(names, files_.list(folder_));
-  if (std::find(names.begin(), names.end(), kStoreName) == names.end()) {
-    core::StoreFile about;
-    about.id = base::entropy();
-    const std::string path = path_of(kStoreName), temporary = path + ".new";
-    TRY_LET(file, files_.open(temporary, base::OpenMode::create));
-    TRY(file->truncate(0));
-    TRY(file->write_at(0, core::encode_store_file(about)));
-    TRY(file->sync());
-    TRY(files_.rename(temporary, path));
-    TRY(files_.sync_folder(folder_));
-  }
-  return names;
-}
 
 Result<void> StoreImpl::load_checkpoint(const std::string& name, TableId table, Position& durable) {
   TableState& state = tables_.get(table, arena_, cold_.get());
@@ -1424,10 +1401,11 @@ Result<void> StoreImpl::recover() {
   if (options_.max_value_size > kMaxValueSize)
     return base::fail(Code::invalid, "max_value_size ", options_.max_value_size, "; it is at most ", kMaxValueSize);
   if (!(options_.log_slack >= 1.0)) return base::fail(Code::invalid, "log_slack ", options_.log_slack, "; it is at least 1");
-  TRY(begin_folder());
+  TRY_LET(lock, core::begin_folder(files_, folder_, options_.create, options_.read_only));
+  lock_ = std::move(lock);
   TRY_LET(names, files_.list(folder_));
-  TRY_LET(about_bytes, core::read_file(files_, path_of(kStoreName)));
-  TRY_LET(about, core::parse_store_file(about_bytes, path_of(kStoreName)));
+  TRY_LET(about_bytes, core::read_file(files_, path_of(core::kStoreName)));
+  TRY_LET(about, core::parse_store_file(about_bytes, path_of(core::kStoreName)));
   id_ = about.id;
 
   Position durable = 0;
@@ -1477,6 +1455,10 @@ Result<void> StoreImpl::recover() {
     TRY(core::mend_log(files_, folder_, scan));
   }
   log_.adopt(std::move(scan.state));
+  extent_until_ = 0;
+  helped_at_ = help_again_ = log_.position();
+  log_limit_ = log_.bytes_ahead(0);
+  log_.ask_at(help_again_);
   return {};
 }
 

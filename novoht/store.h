@@ -106,7 +106,8 @@ struct TableChange {
 
 // What an embedder keeps beside the tables and wants back after a crash: called while a store opens, for one table in
 // the order: restore (when there is a checkpoint), then replay for every later record; and attachment() when a
-// checkpoint is taken. On the thread that opened or maintains the store.
+// checkpoint is taken: in maintain(), compact() or an import's finish(), and in apply() and rewind() before anything of theirs
+// is done. On the thread that calls these, or opens the store.
 class Companion {
  public:
   virtual ~Companion() = default;
@@ -126,6 +127,12 @@ struct Options {
   bool read_only = false;                              // verify and inspect: changes nothing, takes no lock
   std::uint64_t segment_size = std::uint64_t{64} << 20;  // bytes of a full log segment; the first ones are smaller
   // Checkpoint and drop segments when the log is this many times the live data (and at least four segments).
+  // With W the largest of log_slack times the live data (32 bytes more for each key), log_floor and four segments, the log's
+  // files take no more than 2 W and two segments, however fast is written: from 1.25 W on apply() takes checkpoints itself, in
+  // proportion to what it writes, and from 1.7 W on waits for the disk as well, in pieces of some twenty microseconds, at the
+  // bound until there is room. A segment is the largest that is there: 1 MiB at first, doubling to 8 MiB, or half the
+  // live data, `segment_size` at most. Longer only by what exports and tails hold, by what a failing disk keeps from
+  // being dropped, and, when the live data shrinks, for as long as it takes to write as much.
   double log_slack = 2.0;
   // ... but not a log shorter than this many bytes: with many small tables a checkpoint of each costs more than it saves.
   std::uint64_t log_floor = 0;
@@ -155,17 +162,18 @@ struct Statistics {
   std::uint64_t over_limit_bytes = 0;
   std::uint64_t cold_bytes = 0, cold_file_bytes = 0;   // values on disk only; the files that hold them
   std::uint64_t log_bytes = 0, checkpoint_bytes = 0, segments = 0;
+  std::uint64_t log_limit = 0;   // what log_bytes and kept_bytes stay below together: see Options::log_slack
   std::uint64_t kept_bytes = 0;  // files of log that is no longer needed, of which the next segments are made
   std::uint64_t reused_segments = 0;  // made out of such a file, since open
   std::uint64_t records = 0, flushes = 0, syncs = 0, checkpoints = 0;  // since open
   std::uint64_t recovered_records = 0, recovered_bytes = 0, torn_bytes_cut = 0;
   // What maintain() did in its caller's time, since open: how often, nanoseconds in all and at most at once. evacuation:
   // moving entries together; checkpoints: taking their entries; log: segments, syncs handed over, what is trimmed; cold:
-  // values sent to the disk and fetched.
+  // values sent to the disk and fetched. helping: what apply() did of all this because the log was long.
   struct Share {
     std::uint64_t times = 0, nanoseconds = 0, longest = 0;
   };
-  Share evacuation, checkpointing, log_keeping, cooling;
+  Share evacuation, checkpointing, log_keeping, cooling, helping;
   std::uint64_t maintenance_failures = 0;  // since open
   std::string last_failure;                // of maintenance, or of the write that made the store read only
 };

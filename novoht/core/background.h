@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -102,6 +103,21 @@ class Background {
   std::optional<base::Result<void>> poll() {
     if (!running_ || !done_.load(std::memory_order_acquire)) return {};
     return wait();
+  }
+  // Whether the outcome is there, or nothing is running(), by then.
+  bool wait_until_done(std::chrono::steady_clock::time_point until) const {
+    // A nap takes longer than it should, by some fifty microseconds.
+    constexpr std::chrono::microseconds kNap(50), kNapFrom(200);
+    while (running_ && !done_.load(std::memory_order_acquire)) {
+      const auto now = std::chrono::steady_clock::now();
+      if (now >= until) return false;
+      if (until - now < kNapFrom) std::this_thread::yield();
+      else std::this_thread::sleep_for(kNap);
+    }
+    return true;
+  }
+  void wait_until_done() const {
+    if (running_) done_.wait(false, std::memory_order_acquire);
   }
   // The same, waiting for it. Nothing when not running().
   std::optional<base::Result<void>> wait() {

@@ -67,9 +67,9 @@ Result<void> CheckpointWriter::write(BlockKind kind, Bytes payload) {
 }
 
 Result<bool> CheckpointWriter::take_some(const Table& table, const ColdValues* cold, std::size_t bytes) {
-  block_.clear();
+  const std::size_t before = block_.size();
   Result<void> taken;
-  while (!walked_ && block_.size() < bytes) {
+  while (!walked_ && block_.size() - before < bytes) {
     cursor_ = table.walk(cursor_, std::clamp<std::size_t>(bytes / 64, 1, 32), [&](const Entry& entry) {
       if (!taken) return;
       taken = append_entry(block_, entry, cold);
@@ -78,17 +78,27 @@ Result<bool> CheckpointWriter::take_some(const Table& table, const ColdValues* c
     if (!taken) return std::move(taken).error();
     walked_ = cursor_ == 0;
   }
+  taken_ += block_.size() - before;
   return walked_;
 }
 
 Result<void> CheckpointWriter::write_taken() {
-  if (block_.empty()) return {};
-  return write(BlockKind::entries, block_);
+  if (writing_.empty()) return {};
+  TRY(write(BlockKind::entries, writing_));
+  writing_.clear();
+  // Else the disk is idle until the end, and then its sync takes long.
+  constexpr std::uint64_t kExpectEvery = std::uint64_t{4} << 20;
+  if (offset_ >= expected_until_ + kExpectEvery) {
+    file_->expect_sync();
+    expected_until_ = offset_;
+  }
+  return {};
 }
 
 Result<void> CheckpointWriter::write_end(const CheckpointEnd& end) {
   TRY(write(BlockKind::end, encode_checkpoint_end(end)));
   block_ = {};
+  writing_ = {};
   buffer_ = {};
   file_->expect_sync();
   return {};

@@ -20,9 +20,13 @@ class CheckpointWriter {
                                                          const CheckpointHeader& header, Bytes attachment);
   ~CheckpointWriter();  // an unfinished one leaves nothing
 
-  // Takes some more of `table`, about `bytes`; write_taken(), on any one thread, before the next. Returns whether that was
-  // all of it. Errors: those of reading a value from `cold`, which may be null; the checkpoint is then of no use.
+  // Takes some more of `table`, about `bytes`. Returns whether that was all of it. Errors: those of reading a value from
+  // `cold`, which may be null; the checkpoint is then of no use.
   Result<bool> take_some(const Table& table, const ColdValues* cold, std::size_t bytes);
+  // What was taken and not handed over. hand_over() while write_taken() is not running, which then writes it, on any one thread
+  // and while more is taken.
+  std::size_t waiting() const { return block_.size(); }
+  void hand_over() { std::swap(block_, writing_); }
   Result<void> write_taken();
   // After all of it was taken and written, on any one thread and in this order: the end of the file; its sync; its name, which
   // holds once the folder is synced. Of several checkpoints each may be done for all of them before the next.
@@ -32,6 +36,7 @@ class CheckpointWriter {
 
   std::uint64_t size() const { return offset_; }
   std::uint64_t entries() const { return entries_; }
+  std::uint64_t taken() const { return taken_; }  // bytes of entries
   const CheckpointHeader& header() const { return header_; }
 
  private:
@@ -43,8 +48,8 @@ class CheckpointWriter {
   const std::string path_;
   std::unique_ptr<base::File> file_;
   const CheckpointHeader header_;
-  std::uint64_t offset_ = 0, entries_ = 0, cursor_ = 0;
-  std::string block_, buffer_;
+  std::uint64_t offset_ = 0, entries_ = 0, cursor_ = 0, taken_ = 0, expected_until_ = 0;
+  std::string block_, writing_, buffer_;  // being taken; being written, empty when that is done; the same with its header
   bool walked_ = false, finished_ = false;
 };
 

@@ -45,11 +45,13 @@ void Log::adopt(LogState state) {
   needed_from_ = begin();
   marked_ = state.ends_with_mark;
   if (!segments_.empty()) salt_ = segment_salt(store_, segments_.back().number);
+  set_unasked();
 }
 
 void Log::fail_with(base::Error error) {
   if (failed_) return;
   failed_ = true;
+  set_unasked();
   failure_ = base::add_context("the store only reads since a write failed", std::move(error));
 }
 
@@ -250,6 +252,7 @@ Result<void> Log::begin_segment(std::size_t record_size, bool small) {
   pending_size_ = header.size();
   pending_offset_ = 0;
   offset_ = header.size();
+  set_unasked();
   syncs_before_ = syncs_;
   refused_size_ = 0;
   return {};
@@ -296,6 +299,18 @@ void Log::end_sync(const Syncing& what, const Result<void>& outcome) {
   durable_ = std::max(durable_, what.position);
   names_durable_ = std::max(names_durable_, what.names);
   syncs_++;
+}
+
+void Log::expect_sync_now() {
+  if (!files_.threads() || failed_) return;
+  const Position from = std::max(expected_until_, durable_);
+  expected_until_ = position_;
+  std::vector<std::shared_ptr<base::File>> written;
+  for (std::size_t i = 0; i < segments_.size(); i++)
+    if ((i + 1 < segments_.size() ? segments_[i + 1].begin : position_) > from) written.push_back(segments_[i].file);
+  preparing_.then([files = std::move(written)] {
+    for (const auto& file : files) file->expect_sync();
+  });
 }
 
 Result<void> Log::sync() {
@@ -363,6 +378,18 @@ std::uint64_t Log::bytes() const {
   std::uint64_t sum = spare_ ? spare_->size : 0;
   for (const Segment& segment : segments_) sum += segment.size;
   return sum;
+}
+
+std::uint64_t Log::largest_segment(std::size_t record_size) const {
+  std::uint64_t largest = std::max(next_size(record_size), spare_ ? spare_->size : 0);
+  for (const Segment& segment : segments_) largest = std::max(largest, segment.size);
+  return largest;
+}
+
+std::uint64_t Log::bytes_ahead(std::size_t record_size) const {
+  std::uint64_t sum = segments_.empty() ? 0 : offset_;
+  for (std::size_t i = 0; i + 1 < segments_.size(); i++) sum += segments_[i].size;
+  return sum + 2 * largest_segment(record_size);
 }
 
 std::uint64_t Log::kept_bytes() const {

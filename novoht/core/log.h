@@ -4,6 +4,7 @@
 // Room for a record is a promise: room() has the segment's blocks on disk before the caller changes anything in memory.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <deque>
 #include <functional>
@@ -51,8 +52,12 @@ class Log {
   // Whether room(size) is there without a write, a new segment or more memory: then records written since the last flush
   // stay where they are.
   bool has_room(std::size_t size) const {
-    return !failed_ && !segments_.empty() && offset_ + size <= segments_.back().size &&
-           pending_size_ + size <= pending_capacity_ && pending_size_ < kFlushAt;
+    return offset_ + size <= unasked_until_ && pending_size_ + size <= pending_capacity_ && pending_size_ < kFlushAt;
+  }
+  // From `position` on has_room() says no until this is called again, so that the caller looks after what else has to be done.
+  void ask_at(Position position) {
+    ask_at_ = position;
+    set_unasked();
   }
   // Where a record of `size` bytes may be encoded, for salt(), offset(), position(); then commit(size), or nothing.
   // Errors: no_space, io (nothing changed; after a failed write or sync the log is failed for good).
@@ -90,6 +95,11 @@ class Log {
   Result<std::unique_ptr<SyncJob>> begin_sync(Syncing& what);
   void end_sync(const Syncing& what, const Result<void>& outcome);
   bool dirty() const { return durable_ != position_; }
+  // All that is written, and what follows, will be synced soon: a thread has it begin its way to the disk, some megabytes at a
+  // time, so that the disk is not idle until then and the sync does not take as long. To be called now and then.
+  void expect_sync() {
+    if (position_ >= expected_until_ + kExpectEvery) expect_sync_now();
+  }
   bool failed() const { return failed_; }
   base::Error failure() const { return failure_; }
   // As failing a write does: nothing more is written.
@@ -114,6 +124,10 @@ class Log {
   void close();
 
   std::uint64_t bytes() const;
+  // What bytes() may come to before the next call of this, should a record of `record_size` bytes need a segment: what is
+  // written, and two segments as large as the largest.
+  std::uint64_t bytes_ahead(std::size_t record_size) const;
+  std::uint64_t largest_segment(std::size_t record_size) const;  // of those that are there, and the next
   std::uint64_t kept_bytes() const;  // of dropped segments that are kept for reuse
   std::uint64_t reused_segments() const { return reused_; }  // begun, that is
   std::uint64_t segment_count() const { return segments_.size() + (spare_ ? 1 : 0); }
@@ -122,9 +136,17 @@ class Log {
 
  private:
   class Job;
+  static constexpr std::uint64_t kFar = std::uint64_t{1} << 62;
   static constexpr std::size_t kFlushAt = std::size_t{1} << 20;  // bytes gathered before they are written unasked
 
+  static constexpr std::uint64_t kExpectEvery = std::uint64_t{4} << 20;
+
   Result<char*> room_slowly(std::size_t size);
+  void expect_sync_now();
+  void set_unasked() {
+    if (failed_ || segments_.empty()) unasked_until_ = 0;
+    else unasked_until_ = std::min(segments_.back().size, ask_at_ > position_ ? offset_ + std::min(ask_at_ - position_, kFar) : 0);
+  }
   Result<void> make_space(std::size_t size);
   Result<void> begin_segment(std::size_t record_size, bool small = false);
   std::uint64_t next_size(std::size_t record_size, bool small = false) const;
@@ -154,7 +176,10 @@ class Log {
   std::size_t pending_size_ = 0, pending_capacity_ = 0;
   std::uint64_t pending_offset_ = 0;
   std::uint64_t salt_ = 0, offset_ = 0;
+  std::uint64_t unasked_until_ = 0;   // offset to which records may come without a question: see set_unasked()
+  Position ask_at_ = UINT64_MAX;
   Position position_ = 0, durable_ = 0;
+  Position expected_until_ = 0;  // see expect_sync()
   std::uint64_t names_ = 0, names_durable_ = 0;  // changes to the folder; those that were synced
   std::uint64_t syncs_before_ = 0;               // this segment
   bool marked_ = false;               // the last record is a mark

@@ -284,6 +284,7 @@ Json statistics_of(const Store& store) {
           {"live_bytes", s.live_bytes},
           {"memory_bytes", s.memory_bytes},
           {"log_bytes", s.log_bytes},
+          {"log_limit", s.log_limit},
           {"checkpoint_bytes", s.checkpoint_bytes},
           {"segments", s.segments},
           {"kept_bytes", s.kept_bytes},
@@ -625,6 +626,7 @@ int run(int argc, char** argv) {
       "novoht works on a NoVoHT store, a persistent hash table in a folder, that no other process has open.\n"
       "Exit status: 0 done, 2 usage, 3 no such key, 4 conflict or locked, 6 no space, 7 damaged, 8 newer format.",
       "novoht");
+  app.set_version_flag("--version", "novoht " NOVOHT_VERSION ", writes format " + std::to_string(core::kFormat), "print the version and end");
   app.require_subcommand(0, 1);  // an unknown option is told before a missing verb
   const auto verb = [&](const char* name, const char* examples, const char* what) {
     CLI::App* const sub = app.add_subcommand(name, std::string("Examples:\n") + examples + "\n" + what);
@@ -720,6 +722,8 @@ int run(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp& help) {
     return app.exit(help);
+  } catch (const CLI::CallForVersion& asked) {
+    return app.exit(asked);
   } catch (const CLI::ParseError& error) {
     std::fprintf(stderr, "novoht: %s; see `novoht --help`\n", error.what());
     return 2;

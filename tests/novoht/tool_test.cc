@@ -136,6 +136,9 @@ TEST_F(ToolTest, WhatIsNoStoreOrNoCommandIsRefused) {
   const Outcome help = run("put --help");
   EXPECT_EQ(help.status, 0);
   EXPECT_TRUE(help.out.starts_with("Examples:\n  novoht put")) << help.out;
+  const Outcome version = run("--version");
+  EXPECT_EQ(version.status, 0);
+  EXPECT_TRUE(version.out.starts_with("novoht 0.") && version.out.ends_with("writes format 3\n")) << version.out;
 }
 
 TEST_F(ToolTest, AStoreInUseIsNamedWithItsHolder) {
