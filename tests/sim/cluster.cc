@@ -10,6 +10,7 @@
 #include <variant>
 
 #include "novoht/base/memory_files.h"
+#include "tests/sim/bare_server.h"
 #include "tests/sim/frames.h"
 #include "tests/sim/losses.h"
 #include "tests/sim/packet.h"
@@ -30,8 +31,6 @@ constexpr Micros ms = 1000, sec = 1000 * ms;
 constexpr int kNodes = 6, kSeeds = 4, kKeepers = 3, kClients = 6;  // nodes past the first kSeeds join later
 constexpr int kClientBase = 100, kReader = kClientBase + kClients;
 constexpr const char* kKeys[] = {"a", "b", "c", "x"};
-
-std::uint64_t hash_of(const std::string& key) { return std::hash<std::string>()(key); }
 
 class Cluster;
 
@@ -61,22 +60,6 @@ class Node final : public ReplicationObserver {
 
  private:
   Result<RegisterStore*> open_registers();
-  // What is remembered of requests of one epoch of one partition, and who waits for a key.
-  struct Serving {
-    Epoch epoch{0};
-    std::map<std::pair<std::uint64_t, std::uint64_t>, std::pair<Reply, Version>> refused;
-    std::map<std::uint64_t, std::uint64_t> floors;
-    struct Watch {
-      int client;
-      Request request;
-    };
-    std::vector<Watch> watches;
-  };
-  struct Waiting {
-    int client;
-    Reply reply;
-  };
-
   base::Time now() const;
   base::WallTime wall() const { return base::from_millis(kWallMillis) + std::chrono::microseconds(local(world_now()) + wall_ahead_); }
   Micros world_now() const;
@@ -94,10 +77,6 @@ class Node final : public ReplicationObserver {
   void after_round();
   void note_failure();
   void fail();
-  void on_request(int from, const Request& request);
-  Serving& serving(std::uint32_t partition, Replica& replica);
-  void hold(Replica& replica, int client, const Reply& reply, Version need, bool reads);
-  void wake(std::uint32_t partition, Replica& replica, const std::string& key, Version version);
   void reply_retry(int to, const Request& request);
 
   void on_promoted(Member, PartitionId partition) override;
@@ -115,12 +94,10 @@ class Node final : public ReplicationObserver {
   std::vector<NodeId> keepers_;
   std::unique_ptr<novoht::Store> registers_;
   std::unique_ptr<RegisterStore> register_store_;
-  std::map<std::uint32_t, Serving> serving_;
-  std::map<std::uint64_t, Waiting> waiting_;
-  std::uint64_t next_token_ = 1;
   bool syncing_ = false, finish_later_ = false, failure_noted_ = false;
   std::uint64_t marked_ = 0, unsynced_ = 0;
-  std::unique_ptr<Replicator> own_;  // of the bare protocol
+  std::unique_ptr<Replicator> own_;      // of the bare protocol
+  std::unique_ptr<BareServer> server_;
   bool full_ = false;
   struct Asked {
     int client;
@@ -327,6 +304,9 @@ void Node::open_protocol() {
   own_ = std::make_unique<Replicator>(self, world_.timing, *store, world_.options.defects, this);
   replicator = own_.get();
   replicator->begin(now());
+  server_ = std::make_unique<BareServer>(
+      *own_, *store, world_.options.defects, [this](int client, const Reply& reply) { world_.send(id_, client, reply); },
+      [this](int client, const Request& request) { reply_retry(client, request); });
 }
 
 void Node::open_instance() {
@@ -386,14 +366,13 @@ void Node::stop(bool power) {
   life_++;
   if (instance) world_.result.rewinds += instance->replicated_store().rewinds();
   replicator = nullptr;
+  server_.reset();
   own_.reset();
   instance.reset();
   keepership.reset();
   manager.reset();
   register_store_.reset();
   store.reset();
-  serving_.clear();
-  waiting_.clear();
   registers_.reset();
   powered = !power && world_.options.scenario != RunOptions::Scenario::node_dies;
   disk.set_capacity(std::uint64_t{1} << 60);
@@ -456,7 +435,7 @@ void Node::deliver(int from, const PacketPtr& packet) {
     }
     if (const auto* request = std::get_if<Request>(packet.get())) {
       if (instance) on_frame_request(from, *request);
-      else on_request(from, *request);
+      else server_->on_request(from, *request);
     }
     if (std::holds_alternative<GetViews>(*packet)) world_.send(id_, from, Views{manager->views()});
     if (const auto* message = std::get_if<ManagerMessage>(packet.get())) {
@@ -651,13 +630,7 @@ void Node::after_round() {
     const int to = static_cast<int>(static_cast<std::uint32_t>(message.to));
     world_.send(id_, to, std::move(message));
   }
-  for (const Released& one : replicator->take_released()) {
-    const auto found = waiting_.find(one.token);
-    Waiting waiting = std::move(found->second);
-    waiting_.erase(found);
-    if (!one.shown) waiting.reply.status = Status::retry;
-    world_.send(id_, waiting.client, waiting.reply);
-  }
+  for (const Released& one : replicator->take_released()) server_->release(one);
   for (const Wish& wish : replicator->take_wishes()) {
     manager->wish(wish);
   }
@@ -699,12 +672,7 @@ void Node::after_round() {
       if (life != life_) return;
       round([&] { for (const auto& [partition, view] : adopt_later) instance->adopt(partition, view); });
     });
-  // Who waits for a key at someone who no longer leads is sent away.
-  for (auto& [partition, serving] : serving_) {
-    Replica* const replica = replicator->find(PartitionId{partition});
-    if (replica != nullptr && replica->role() == Replica::Role::primary && replica->view().epoch == serving.epoch) continue;
-    for (const Serving::Watch& watch : std::exchange(serving.watches, {})) reply_retry(watch.client, watch.request);
-  }
+  if (server_) server_->drop_watches();
 }
 
 // The clock goes on from where it is, at another rate; the time of day may jump. A clock that jumps although nobody set it is
@@ -719,110 +687,10 @@ void Node::set_goal(PartitionId partition, const Goal& goal) {
   round([&] { replicator->set_goal(partition, goal); });
 }
 
-// --- a node, serving requests ---
-
 void Node::reply_retry(int to, const Request& request) {
   Reply reply{request.client, request.sequence, request.epoch, Status::retry, {}, 0};
   world_.send(id_, to, reply);
   world_.send(id_, to, Views{manager->views()});
-}
-
-Node::Serving& Node::serving(std::uint32_t partition, Replica& replica) {
-  Serving& mine = serving_[partition];
-  if (mine.epoch != replica.view().epoch) {
-    for (const Serving::Watch& watch : mine.watches) reply_retry(watch.client, watch.request);
-    mine = {};
-    mine.epoch = replica.view().epoch;
-  }
-  return mine;
-}
-
-void Node::hold(Replica& replica, int client, const Reply& reply, Version need, bool reads) {
-  const std::uint64_t token = next_token_++;
-  waiting_[token] = {client, reply};
-  replica.hold({token, need, reads, {}});
-}
-
-void Node::on_request(int from, const Request& request) {
-  const Defects defects = world_.options.defects;
-  Replica* const replica = replicator->find(PartitionId{request.partition});
-  if (replica == nullptr || !replica->serves(request.epoch) || replicator->failed()) return reply_retry(from, request);
-  Serving& mine = serving(request.partition, *replica);
-  PartitionTable& table = store->table(PartitionId{request.partition});
-  const auto found = table.cells.find(request.key);
-  const Cell cell = found == table.cells.end() ? Cell{} : found->second;
-  const Version need = replica->need_of(hash_of(request.key));
-  Reply reply{request.client, request.sequence, request.epoch, Status::ok, cell.value, cell.version};
-
-  if (!request.changes()) {
-    reply.status = cell.value ? Status::ok : Status::not_found;
-    if (request.verb == Verb::lookup || cell.version > request.after) return hold(*replica, from, reply, need, true);
-    mine.watches.push_back({from, request});
-    return;
-  }
-  // What was refused leaves no trace in the log: it is remembered for this epoch, and requests of an older one are turned
-  // away above; so no late copy of a refused request can succeed.
-  std::uint64_t& floor = mine.floors[request.client];
-  floor = std::max(floor, request.floor);
-  if (!defects.has(Defect::no_retry_table)) {
-    if (!defects.has(Defect::forget_refusals)) {
-      if (request.sequence <= floor) {
-        reply.status = Status::expired;
-        return hold(*replica, from, reply, 0, false);
-      }
-      if (const auto refused = mine.refused.find({request.client, request.sequence}); refused != mine.refused.end()) {
-        Reply again = refused->second.first;
-        again.epoch = request.epoch;
-        return hold(*replica, from, again, refused->second.second, true);
-      }
-    }
-    const auto session = table.sessions.find(request.client);
-    if (session != table.sessions.end()) {
-      if (request.sequence <= session->second.floor) {
-        reply.status = Status::expired;
-        return hold(*replica, from, reply, 0, false);
-      }
-      if (const auto result = session->second.results.find(request.sequence); result != session->second.results.end()) {
-        reply.version = result->second;
-        reply.value.reset();
-        return hold(*replica, from, reply, reply.version, false);
-      }
-    }
-  }
-  if (request.verb == Verb::remove && !cell.value) reply.status = Status::not_found;
-  if (request.verb == Verb::cswap && cell.value != request.expected) reply.status = Status::mismatch;
-  if (reply.status != Status::ok) {
-    mine.refused[{request.client, request.sequence}] = {reply, need};
-    return hold(*replica, from, reply, need, true);
-  }
-  Resolved change{Resolved::Kind::insert, request.key, request.value, request.client, request.sequence, request.floor};
-  if (request.verb == Verb::append) change.kind = Resolved::Kind::append;
-  if (request.verb == Verb::remove) change.kind = Resolved::Kind::remove;
-  const auto version = replica->append(encode(change), std::array{hash_of(request.key)});
-  reply.value.reset();
-  if (!version) {
-    reply.status = Status::full;
-    return hold(*replica, from, reply, 0, false);
-  }
-  reply.version = *version;
-  hold(*replica, from, reply, *version, false);
-  wake(request.partition, *replica, request.key, *version);
-}
-
-void Node::wake(std::uint32_t partition, Replica& replica, const std::string& key, Version version) {
-  Serving& mine = serving(partition, replica);
-  const Cell& cell = store->table(PartitionId{partition}).cells.at(key);
-  std::vector<Serving::Watch> others;
-  for (Serving::Watch& watch : mine.watches) {
-    if (watch.request.key != key || version <= watch.request.after) {
-      others.push_back(std::move(watch));
-      continue;
-    }
-    Reply reply{watch.request.client, watch.request.sequence, watch.request.epoch, cell.value ? Status::ok : Status::not_found, cell.value, version};
-    if (world_.options.defects.has(Defect::wake_uncommitted)) world_.send(id_, watch.client, reply);
-    else hold(replica, watch.client, reply, version, false);
-  }
-  mine.watches = std::move(others);
 }
 
 void Node::on_promoted(Member, PartitionId partition) {
