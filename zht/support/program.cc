@@ -59,7 +59,12 @@ std::string describe(const CLI::ParseError& error, const CLI::App& app) {
     if (what.ends_with(tail)) return what.substr(0, what.size() - tail.size()) + " is missing";
     return what;
   }
-  return tidy(error.what());
+  // "Could not convert: --offset = x"
+  const std::string text = tidy(error.what()), could_not = "Could not convert: ";
+  const std::size_t equals = text.find(" = ");
+  if (dynamic_cast<const CLI::ConversionError*>(&error) && text.starts_with(could_not) && equals != std::string::npos)
+    return text.substr(could_not.size(), equals - could_not.size()) + ": '" + text.substr(equals + 3) + "' is not a number";
+  return text;
 }
 
 template <typename Value, typename Parse>

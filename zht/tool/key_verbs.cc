@@ -93,7 +93,7 @@ void add_lookup(support::Program& program) {
   verb.options().add_flag("--raw", request->raw, "the bytes alone, no newline after them");
   verb.options().add_option("--offset", request->offset, "first byte to print");
   verb.options().add_option("--size", request->size, "how many bytes at most");
-  verb.options().add_option("--tail", request->tail, "the last so many fragments: what the last appends added");
+  verb.options().add_option("--tail", request->tail, "the last so many fragments: what the last appends added")->check(CLI::PositiveNumber);
   verb.options().add_flag("--info", request->info, "version, size and fragments instead of the value");
   auto* const eventual = verb.options().add_flag("--eventual", request->eventual, "of any copy, which may be old: also while nobody leads");
   verb.options().add_option("--at-least", request->version, "only of a copy that has seen this version of the partition")->needs(eventual);
@@ -175,7 +175,8 @@ void add_cswap(support::Program& program) {
     const std::size_t wanted = (by_value ? 1u : 0u) + (new_word ? 1u : 0u);
     if (words->size() != wanted)
       return fail(Code::invalid, words->size(), " values are given, ", wanted,
-                  " needed (expected, new); try 'zht cswap --help'");
+                  " needed", by_value && new_word ? " (expected, new)" : by_value ? " (expected)" : new_word ? " (new)" : "",
+                  "; try 'zht cswap --help'");
     const Condition expected = request->absent ? Condition::absent()
                                : by_version    ? Condition::at_version(request->version)
                                                : Condition::equals((*words)[0]);

@@ -116,6 +116,8 @@ class Value(NamedTuple):
 
 
 class Appended(NamedTuple):
+    """What append returns."""
+
     size: int            # of the value now
     fragment_index: int  # of this fragment, from 0
     version: int
@@ -133,6 +135,8 @@ class Swap(NamedTuple):
 
 
 class Entry(NamedTuple):
+    """What scan finds."""
+
     key: bytes
     version: int
     size: int
@@ -184,18 +188,22 @@ class Condition:
 
     @staticmethod
     def absent() -> Condition:
+        """The key is not there."""
         return Condition(1)
 
     @staticmethod
     def present() -> Condition:
+        """The key is there, whatever its value."""
         return Condition(2)
 
     @staticmethod
     def equals(value: Data) -> Condition:
+        """The key has this value."""
         return Condition(3, 0, _bytes(value))
 
     @staticmethod
     def at_version(version: int) -> Condition:
+        """The key's last change is the one that made this version."""
         return Condition(4, version)
 
     @staticmethod
@@ -300,18 +308,22 @@ class Operation:
         self.partition = partition
 
     def flat(self, tag: int, timeout_ms: int) -> bytes:
+        """As the library takes it."""
         return _HEAD.pack(tag, timeout_ms, self.partition) + self.body
 
     @staticmethod
     def insert(key: Data, value: Data, *, ttl: float | None = None) -> Operation:
+        """Sets the value. ttl: in seconds, after which the key is absent; None: never."""
         return Operation(_INSERT, key, value, _ttl(ttl))
 
     @staticmethod
     def insert_new(key: Data, value: Data, *, ttl: float | None = None) -> Operation:
+        """Sets the value of a key that is absent; Conflict when it is there."""
         return Operation(_INSERT, key, value, Condition.absent().field + _ttl(ttl))
 
     @staticmethod
     def lookup(key: Data, *, range: Range | None = None) -> Operation:
+        """The value, or a part of it; NotFound when the key is absent."""
         return Operation(_LOOKUP, key, b"", range.field if range else b"")
 
     @staticmethod
@@ -324,18 +336,22 @@ class Operation:
 
     @staticmethod
     def remove(key: Data, *, missing_ok: bool = False) -> Operation:
+        """Removes the key; NotFound when it is absent, unless missing_ok."""
         return Operation(_REMOVE, key, b"", b"", 1 if missing_ok else 0)
 
     @staticmethod
     def append(key: Data, value: Data, *, limit: int = 0) -> Operation:
+        """Adds a fragment to the value; NoSpace when it would grow past `limit` bytes (0: no limit)."""
         return Operation(_APPEND, key, value, _number(0x8003, limit))
 
     @staticmethod
     def cswap(key: Data, expected: ConditionLike, desired: Data, *, ttl: float | None = None) -> Operation:
+        """Sets the value when the key is as expected; else Conflict, with what is there."""
         return Operation(_CSWAP, key, desired, _condition(expected) + _ttl(ttl))
 
     @staticmethod
     def cswap_remove(key: Data, expected: ConditionLike) -> Operation:
+        """Removes the key when it is as expected."""
         return Operation(_CSWAP, key, b"", _condition(expected) + _U8_FIELD.pack(0x8009, 1, 1))
 
     @staticmethod
@@ -345,21 +361,25 @@ class Operation:
 
     @staticmethod
     def callback(key: Data, condition: ConditionLike, *, range: Range | None = None) -> Operation:
+        """Waits until the key is so; not within a batch."""
         return Operation(_CALLBACK, key, b"", _condition(condition) + (range.field if range else b""))
 
     @staticmethod
     def update(key: Data, procedure: str, arguments: Data = b"") -> Operation:
+        """Runs a procedure of the store on the key; its result is the outcome's value."""
         name = procedure.encode()
         return Operation(_UPDATE, key, arguments, _FIELD.pack(0x8005, len(name)) + name)
 
     @staticmethod
     def batch(operations: Iterable[Operation]) -> Operation:
+        """All of them or none, on keys of one partition, which one {tag} makes sure of."""
         bodies = [one.body for one in operations]
         inside = _U32.pack(len(bodies)) + b"".join(bodies)
         return Operation(_BATCH, b"", b"", _FIELD.pack(0x8006, len(inside)) + inside)
 
     @staticmethod
     def scan(partition: int, cursor: int = 0, prefix: Data = b"", limit: int = 0) -> Operation:
+        """A page of a partition's keys; go on from the outcome's cursor until that is 0."""
         return Operation(_SCAN, prefix, b"", _number(0x8003, limit) + _number(0x8008, cursor), 0, partition)
 
 
