@@ -101,18 +101,6 @@ class Tree(Cluster):
         super().__init__(nodes=3)
         self.options, self.tls, self.trees = options, tls, []
 
-    def make_certificates(self):
-        """For all that is started from now on. (Of each key the sandbox's user alone is a reader.)"""
-        key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout")
-        for command in (("req", "-x509", *key, "ca.key", "-out", "ca.pem", "-subj", "/CN=ca", "-days", "3"),
-                        ("req", *key, "node.key", "-out", "node.csr", "-subj", "/CN=node"),
-                        ("x509", "-req", "-in", "node.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-out", "node.pem",
-                         "-days", "3")):
-            self.run("openssl", *command)
-        os.chmod(self.path("node.key"), 0o600)
-        self.environment.update(ZHT_TLS_CERTIFICATE=self.path("node.pem"), ZHT_TLS_KEY=self.path("node.key"),
-                                ZHT_TLS_CA=self.path("ca.pem"))
-
     def __enter__(self):
         super().__enter__()
         try:

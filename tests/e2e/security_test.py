@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import socket
+import ssl
 import struct
 import subprocess
 import unittest
@@ -188,6 +189,72 @@ class Security(unittest.TestCase):
             with socket.create_connection(("127.0.0.1", int(port)), 10) as silent:
                 silent.settimeout(harness.DEADLINE)
                 self.assertEqual(silent.recv(1), b"")
+
+    def test_redis_clients_over_tls(self):
+        need("redis-cli")
+        need("openssl")
+        with Sandbox() as box:
+            box.make_certificates()
+            shown = ("--cert", box.path("node.pem"), "--key", box.path("node.key"))
+            trusted = ("--tls", "--cacert", box.path("ca.pem"))
+            value = "v" * 3_000_000  # many records of TLS
+            # Certificates of both sides are enough to listen anywhere.
+            box.run("zht", "serve", "--background", "--instances", "1", "--resp", "0.0.0.0:0")
+            port = box.json("zht", "status", "--json")["resp"].rsplit(":", 1)[1]
+            self.assertEqual(box.out("redis-cli", "-p", port, *trusted, *shown, "-x", "set", "k", input=value), "OK")
+            self.assertEqual(box.out("redis-cli", "-p", port, *trusted, *shown, "get", "k"), value)
+            self.assertEqual(box.out("zht", "lookup", "k"), value)
+            many = "".join(f"SET k{i} {i}\n" for i in range(2000)) + "GET k1999\n"
+            self.assertTrue(box.out("redis-cli", "-p", port, *trusted, *shown, input=many).endswith("1999"))
+            self.assertIn("speaks TLS", box.run("redis-cli", "-p", port, "get", "k", expect=None)[0])  # without it
+            said = "".join(box.run("redis-cli", "-p", port, *trusted, "get", "k", expect=None))  # without a certificate
+            self.assertNotIn("vvv", said)
+            box.run("zht", "stop")
+            # Without them it is a secret that lets in, and beyond loopback there must be one.
+            for kind in ("server", "off"):
+                err = box.run("zht", "serve", "--resp", "0.0.0.0:0", "--resp-tls", kind, expect=2)[1]
+                self.assertIn("unauthenticated", err)
+            with open(box.out("zht", "secret", "new"), encoding="ascii") as file:
+                secret = file.read().strip()
+            box.run("zht", "serve", "--background", "--resp", "0.0.0.0:0", "--resp-tls", "server")
+            port = box.json("zht", "status", "--json")["resp"].rsplit(":", 1)[1]
+            self.assertIn("NOAUTH", box.out("redis-cli", "-p", port, *trusted, "get", "k"))
+            self.assertEqual(box.out("redis-cli", "-p", port, *trusted, "--no-auth-warning", "-a", secret, "strlen", "k"), "3000000")
+            box.run("zht", "stop")
+            box.run("zht", "serve", "--background", "--resp", "127.0.0.1:0", "--resp-tls", "off")
+            port = box.json("zht", "status", "--json")["resp"].rsplit(":", 1)[1]
+            box.run("redis-cli", "-p", port, *trusted, "get", "k", expect=1)  # told at once; nobody waits
+            with socket.create_connection(("127.0.0.1", int(port)), 10) as hello:
+                hello.settimeout(harness.DEADLINE)
+                hello.sendall(b"\x16\x03\x01\x00\xc8\x01\x00\x00")
+                self.assertIn(b"no TLS", hello.recv(100))
+            self.assertEqual(box.out("redis-cli", "-p", port, "--no-auth-warning", "-a", secret, "strlen", "k"), "3000000")
+
+    def test_metrics_over_tls(self):
+        need("openssl")
+        with Sandbox() as box:
+            box.make_certificates()
+
+            def get(address, path, certificate, scheme="https"):
+                context = ssl.create_default_context(cafile=box.path("ca.pem"))
+                if certificate:
+                    context.load_cert_chain(box.path("node.pem"), box.path("node.key"))
+                with urllib.request.urlopen(f"{scheme}://{address}{path}", timeout=harness.DEADLINE, context=context) as answer:
+                    return answer.read().decode()
+
+            box.run("zht", "serve", "--background", "--instances", "1", "--http", "127.0.0.1:0")
+            address = box.json("zht", "status", "--json")["http"]
+            self.assertIn("zht_", get(address, "/metrics", True))
+            self.assertRaises(OSError, get, address, "/metrics", False)
+            with self.assertRaises(urllib.error.HTTPError) as refused:
+                get(address, "/healthz", False, "http")
+            self.assertIn("https", refused.exception.read().decode())
+            box.run("zht", "stop")
+            box.run("zht", "serve", "--background", "--http", "127.0.0.1:0", "--http-tls", "server")
+            self.assertEqual(get(box.json("zht", "status", "--json")["http"], "/healthz", False), "ok\n")
+            box.run("zht", "stop")
+            self.assertIn("tls_certificate", box.run("zht", "serve", "--http-tls", "server", expect=2, env={
+                "ZHT_TLS_CERTIFICATE": "", "ZHT_TLS_KEY": "", "ZHT_TLS_CA": ""})[1])
 
     def test_metrics_beyond_loopback_want_the_token(self):
         with Sandbox() as box:

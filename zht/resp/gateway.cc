@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <deque>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 
 #include "zht/net/listen.h"
@@ -35,8 +36,9 @@ constexpr auto kStuck = std::chrono::seconds(120);      // a peer that reads not
 
 class Gateway::Parts {
  public:
-  Parts(Client& client, AskNode ask_node, std::size_t max_connections, const security::Secret* secret)
-      : client_(client), ask_node_(std::move(ask_node)), max_connections_(max_connections), secret_(secret), buffer_(kReadSize, '\0') {
+  Parts(Client& client, AskNode ask_node, std::size_t max_connections, const security::Secret* secret, net::TlsPort tls)
+      : client_(client), ask_node_(std::move(ask_node)), max_connections_(max_connections), secret_(secret), tls_(std::move(tls)),
+        buffer_(kReadSize, '\0') {
     loop_.end_of_turn([this] { end_turn(); });
     loop_.every(std::chrono::seconds(10), [this] { close_stuck(); });
   }
@@ -77,12 +79,14 @@ class Gateway::Parts {
     Connection(Parts& p, std::uint64_t n, int d)
         : parts(p), number(n), descriptor(d), parser(kMaxValueSize, kMaxCommand) {
       session.id = n;
+      if (p.tls_) tls.emplace(p.tls_, d);
     }
     ~Connection() override { ::close(descriptor); }
     void on_ready(std::uint32_t events) override { parts.on_connection(*this, events); }
     Parts& parts;
     const std::uint64_t number;
     const int descriptor;
+    std::optional<net::TlsSocket> tls;  // bytes go through it
     Session session;
     Parser parser;
     std::deque<Slot> slots;        // oldest first
@@ -96,7 +100,8 @@ class Gateway::Parts {
     std::chrono::steady_clock::time_point progress = std::chrono::steady_clock::now();
     std::uint32_t interest = EPOLLIN;
     // ended: nothing more is read; closes when all is sent. starved: commands wait for room, not for bytes.
-    bool seen = false;  // by close_stuck(), unauthenticated
+    bool seen = false;  // by close_stuck(), unproven
+    bool spoke = false;
     bool blocked = false, ended = false, touched = false, starved = false;
   };
   struct Listener final : net::Ready {
@@ -125,8 +130,7 @@ class Gateway::Parts {
       if (descriptor < 0) return;
       accepted_++;
       if (connections_.size() >= max_connections_) {
-        static constexpr std::string_view kFull = "-ERR max number of clients reached\r\n";
-        (void)!::send(descriptor, kFull.data(), kFull.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+        say(descriptor, "-ERR max number of clients reached\r\n");
         ::close(descriptor);
         refused_++;
         continue;
@@ -160,11 +164,42 @@ class Gateway::Parts {
       touch(connection);
     }
     if (!(events & (EPOLLIN | EPOLLHUP | EPOLLERR))) return;
+    if (connection.tls) return receive_secured(connection);
     const ssize_t read = ::recv(connection.descriptor, buffer_.data(), buffer_.size(), 0);
     if (read < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (read <= 0 || connection.ended) return close(connection);
+    const std::string_view bytes = std::string_view(buffer_).substr(0, static_cast<std::size_t>(read));
+    if (!std::exchange(connection.spoke, true) && net::is_tls(bytes)) {
+      say(connection.descriptor, "-ERR this port speaks no TLS\r\n");
+      return close(connection);
+    }
+    take_bytes(connection, bytes);
+  }
+
+  void receive_secured(Connection& connection) {
+    std::string plain;
+    const auto read = connection.tls->read(buffer_, plain);
+    using Read = net::TlsSocket::Read;
+    if (read == Read::nothing) return;
+    if (read == Read::plain)
+      say(connection.descriptor, "-ERR this port speaks TLS; with redis-cli: --tls --cacert CA --cert CERTIFICATE --key KEY\r\n");
+    if (read == Read::plain || read == Read::failed || connection.ended) return close(connection);
+    const std::uint64_t number = connection.number;
+    touch(connection);  // the handshake may have more to say
+    if (!plain.empty()) take_bytes(connection, plain);
+    // What it asked before it ended is answered.
+    if (read == Read::ended && connections_.contains(number)) connection.ended = true;
+  }
+
+  // A last word to one who cannot be served.
+  static void say(int descriptor, std::string_view words) {
+    (void)!::send(descriptor, words.data(), words.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    ::shutdown(descriptor, SHUT_WR);
+  }
+
+  void take_bytes(Connection& connection, std::string_view bytes) {
     unread_ -= connection.parser.buffered();
-    connection.parser.feed(std::string_view(buffer_).substr(0, static_cast<std::size_t>(read)));
+    connection.parser.feed(bytes);
     unread_ += connection.parser.buffered();
     // Who has not said who he is has no long words to say.
     if (!connection.session.let_in() && connection.parser.buffered() > kMaxUnproven) return close(connection);
@@ -371,7 +406,13 @@ class Gateway::Parts {
       connection.slots.pop_front();
       connection.first_slot++;
     }
-    while (connection.sent < connection.out.size() && !connection.blocked) {
+    if (connection.tls) {
+      const auto wrote = connection.blocked ? net::TlsSocket::Wrote::blocked : connection.tls->write(connection.out, connection.sent);
+      if (wrote == net::TlsSocket::Wrote::failed) return close(connection);
+      connection.blocked = wrote == net::TlsSocket::Wrote::blocked;
+      if (connection.tls->moved()) connection.progress = std::chrono::steady_clock::now();
+    }
+    while (!connection.tls && connection.sent < connection.out.size() && !connection.blocked) {
       const ssize_t wrote = ::send(connection.descriptor, connection.out.data() + connection.sent,
                                    connection.out.size() - connection.sent, MSG_NOSIGNAL);
       if (wrote < 0 && errno == EINTR) continue;
@@ -387,7 +428,10 @@ class Gateway::Parts {
       connection.out.clear();
       if (connection.out.capacity() > (std::size_t{1} << 20)) connection.out.shrink_to_fit();
       connection.sent = 0;
-      if (connection.ended && connection.slots.empty()) return close(connection);
+      if (connection.ended && connection.slots.empty() && !connection.blocked) {
+        if (connection.tls) connection.tls->end();
+        return close(connection);
+      }
     }
     if (connection.starved && !connection.ended && !connection.touched && has_room(connection))
       take_commands(connection);
@@ -401,7 +445,7 @@ class Gateway::Parts {
     const auto now = std::chrono::steady_clock::now();
     std::vector<Connection*> stuck;
     for (const auto& [number, connection] : connections_) {
-      if (!connection->session.let_in()) {
+      if (!connection->session.let_in() || (connection->tls && !connection->tls->ready())) {
         if (std::exchange(connection->seen, true)) stuck.push_back(connection.get());
         continue;
       }
@@ -426,6 +470,7 @@ class Gateway::Parts {
   const AskNode ask_node_;
   const std::size_t max_connections_;
   const security::Secret* const secret_;
+  const net::TlsPort tls_;
   net::EventLoop loop_;
   std::unique_ptr<Listener> listener_;
   std::unordered_map<std::uint64_t, std::unique_ptr<Connection>> connections_;
@@ -444,8 +489,8 @@ class Gateway::Parts {
   std::thread thread_;
 };
 
-Gateway::Gateway(Client& client, AskNode ask_node, std::size_t max_connections, const security::Secret* secret)
-    : parts_(std::make_unique<Parts>(client, std::move(ask_node), max_connections, secret)) {}
+Gateway::Gateway(Client& client, AskNode ask_node, std::size_t max_connections, const security::Secret* secret, net::TlsPort tls)
+    : parts_(std::make_unique<Parts>(client, std::move(ask_node), max_connections, secret, std::move(tls))) {}
 Gateway::~Gateway() = default;
 base::Result<std::string> Gateway::listen(const std::string& address) { return parts_->listen(address); }
 void Gateway::run() { parts_->run(); }

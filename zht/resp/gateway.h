@@ -15,6 +15,7 @@
 #include "novoht/base/result.h"
 #include "zht/client.h"
 #include "zht/net/event_loop.h"
+#include "zht/net/tls_socket.h"
 #include "zht/resp/commands.h"
 
 namespace zht::resp {
@@ -25,7 +26,9 @@ class Gateway {
   using AskNode = std::function<void(std::function<void(Facts)>)>;
   // `client` and `secret` outlive it; the first two may call back until stop() has returned. With a secret, AUTH comes before
   // everything else, within 10 to 20 s.
-  Gateway(Client& client, AskNode ask_node, std::size_t max_connections = 20'000, const security::Secret* secret = nullptr);
+  // Where `tls` has a context, every connection speaks TLS, and who does not is told so.
+  Gateway(Client& client, AskNode ask_node, std::size_t max_connections = 20'000, const security::Secret* secret = nullptr,
+          net::TlsPort tls = {});
   ~Gateway();
   // Before run(). Returns the address it got. Errors as net::FrameServer::listen_tcp.
   base::Result<std::string> listen(const std::string& address);

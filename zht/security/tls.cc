@@ -51,10 +51,11 @@ Result<std::shared_ptr<const TlsContext>> TlsContext::load(const TlsFiles& files
 
 TlsContext::~TlsContext() { SSL_CTX_free(context_); }
 
-TlsSession::TlsSession(const TlsContext& context, Side side)
+TlsSession::TlsSession(const TlsContext& context, Side side, bool certificate)
     : ssl_(SSL_new(context.get())), in_(BIO_new(BIO_s_mem())), out_(BIO_new(BIO_s_mem())) {
   CHECK(ssl_ != nullptr && in_ != nullptr && out_ != nullptr, "OpenSSL has no memory");
   SSL_set_bio(ssl_, in_, out_);
+  if (!certificate) SSL_set_verify(ssl_, SSL_VERIFY_NONE, nullptr);
   if (side == Side::asker) SSL_set_connect_state(ssl_);
   else SSL_set_accept_state(ssl_);
 }
@@ -133,6 +134,14 @@ Result<void> TlsSession::send(Bytes plain, std::string& to_wire) {
   }
   drain(to_wire);
   return {};
+}
+
+void TlsSession::end(std::string& to_wire) {
+  if (!ready_) return;
+  ERR_clear_error();
+  (void)SSL_shutdown(ssl_);
+  ERR_clear_error();
+  drain(to_wire);
 }
 
 std::string TlsSession::binding() const {

@@ -37,7 +37,8 @@ class TlsContext {  // any thread
 
 class TlsSession {  // one connection; one thread at a time
  public:
-  TlsSession(const TlsContext& context, Side side);
+  // certificate: the other end has to show one. (Frames: always. An answerer may do without.)
+  TlsSession(const TlsContext& context, Side side, bool certificate = true);
   ~TlsSession();
   TlsSession(const TlsSession&) = delete;
   TlsSession& operator=(const TlsSession&) = delete;
@@ -48,6 +49,7 @@ class TlsSession {  // one connection; one thread at a time
   void begin(std::string& to_wire);  // the asker's first words
   bool ready() const { return ready_; }
   base::Result<void> send(base::Bytes plain, std::string& to_wire);  // after ready()
+  void end(std::string& to_wire);  // says that nothing follows: what the other end has got is all there is
   std::string binding() const;  // 32 bytes that both ends, and nobody else, can tell of this session
 
  private:

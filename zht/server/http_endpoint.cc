@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <optional>
 
 #include "zht/net/listen.h"
 
@@ -91,12 +92,15 @@ HttpParse parse_http(std::string_view bytes, HttpRequest& request) {
 }
 
 struct HttpEndpoint::Connection final : net::Ready {
-  Connection(HttpEndpoint& e, std::uint64_t n, int d) : endpoint(e), number(n), descriptor(d) {}
+  Connection(HttpEndpoint& e, std::uint64_t n, int d) : endpoint(e), number(n), descriptor(d) {
+    if (e.tls_) tls.emplace(e.tls_, d);
+  }
   ~Connection() override { ::close(descriptor); }
   void on_ready(std::uint32_t events) override { endpoint.on_connection(*this, events); }
   HttpEndpoint& endpoint;
   const std::uint64_t number;
   const int descriptor;
+  std::optional<net::TlsSocket> tls;
   std::string in, out;
   std::size_t sent = 0;
   bool waiting = false;     // for the handler
@@ -115,8 +119,8 @@ struct HttpEndpoint::Listener final : net::Ready {
   const int descriptor;
 };
 
-HttpEndpoint::HttpEndpoint(net::EventLoop& loop, Handler handler, HttpLimits limits)
-    : loop_(loop), handler_(std::move(handler)), limits_(limits), self_(std::make_shared<HttpEndpoint*>(this)) {
+HttpEndpoint::HttpEndpoint(net::EventLoop& loop, Handler handler, net::TlsPort tls, HttpLimits limits)
+    : loop_(loop), handler_(std::move(handler)), tls_(std::move(tls)), limits_(limits), self_(std::make_shared<HttpEndpoint*>(this)) {
   loop_.every(std::chrono::milliseconds(500), [weak = std::weak_ptr<HttpEndpoint*>(self_)] {
     if (const auto self = weak.lock()) (*self)->look(Clock::now());
   });
@@ -151,13 +155,32 @@ void HttpEndpoint::accept() {
 
 void HttpEndpoint::on_connection(Connection& connection, std::uint32_t events) {
   if (events & EPOLLOUT) return flush(connection);
-  char buffer[4096];
-  const ssize_t got = ::recv(connection.descriptor, buffer, sizeof buffer, 0);
-  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
-  if (got <= 0) return close(connection.number);
-  if (connection.in.empty() && !connection.waiting && connection.out.empty()) connection.since = Clock::now();
-  connection.in.append(buffer, static_cast<std::size_t>(got));
+  std::string buffer(4096, '\0'), plain;
+  const bool first = connection.in.empty() && !connection.waiting && connection.out.empty();
+  if (connection.tls) {
+    using Read = net::TlsSocket::Read;
+    const auto read = connection.tls->read(buffer, plain);
+    if (read == Read::nothing) return;
+    if (read == Read::plain) return refuse(connection, "this port speaks TLS: https://");
+    if (read != Read::some) return close(connection.number);
+    if (plain.empty()) return flush(connection);
+  } else {
+    const ssize_t got = ::recv(connection.descriptor, buffer.data(), buffer.size(), 0);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (got <= 0) return close(connection.number);
+    plain = buffer.substr(0, static_cast<std::size_t>(got));
+    if (first && net::is_tls(plain)) return refuse(connection, "this port speaks no TLS: http://");
+  }
+  if (first) connection.since = Clock::now();
+  connection.in += plain;
   take_request(connection);
+}
+
+// In plain words, to one who cannot be served.
+void HttpEndpoint::refuse(Connection& connection, const char* why) {
+  connection.tls.reset();
+  connection.keep_alive = false;
+  reply(connection, {400, "text/plain", std::string(why) + "\n"});
 }
 
 void HttpEndpoint::take_request(Connection& connection) {
@@ -205,27 +228,39 @@ void HttpEndpoint::reply(Connection& connection, const HttpReply& reply) {
   flush(connection);
 }
 
-void HttpEndpoint::flush(Connection& connection) {
-  while (connection.sent < connection.out.size()) {
+// Whether all is sent; else it waits for the socket, or the connection is closed.
+bool HttpEndpoint::send(Connection& connection) {
+  bool blocked = false, failed = false;
+  if (connection.tls) {
+    const auto wrote = connection.tls->write(connection.out, connection.sent);
+    blocked = wrote == net::TlsSocket::Wrote::blocked;
+    failed = wrote == net::TlsSocket::Wrote::failed;
+  }
+  while (!connection.tls && !blocked && !failed && connection.sent < connection.out.size()) {
     const ssize_t wrote = ::send(connection.descriptor, connection.out.data() + connection.sent,
                                  connection.out.size() - connection.sent, MSG_NOSIGNAL);
-    if (wrote < 0 && errno == EINTR) continue;
-    if (wrote < 0 && errno != EAGAIN) return close(connection.number);
-    if (wrote < 0) {
-      if (std::exchange(connection.interest, EPOLLOUT) != EPOLLOUT)
-        loop_.change(connection.descriptor, EPOLLOUT, connection);
-      return;
-    }
-    connection.sent += static_cast<std::size_t>(wrote);
+    if (wrote >= 0) connection.sent += static_cast<std::size_t>(wrote);
+    else if (errno == EAGAIN) blocked = true;
+    else failed = errno != EINTR;
   }
+  if (failed) close(connection.number);
+  else if (blocked && std::exchange(connection.interest, EPOLLOUT) != EPOLLOUT) loop_.change(connection.descriptor, EPOLLOUT, connection);
+  return !failed && !blocked;
+}
+
+void HttpEndpoint::flush(Connection& connection) {
+  if (!send(connection)) return;
+  const bool answered = !connection.out.empty();
   connection.out.clear();
   connection.sent = 0;
-  if (!connection.keep_alive) {
+  if (answered && !connection.keep_alive) {
+    if (connection.tls) connection.tls->end();
     // What the peer still says is not read; without this its reset would take our last words with it.
     ::shutdown(connection.descriptor, SHUT_WR);
     return close(connection.number);
   }
   if (std::exchange(connection.interest, EPOLLIN) != EPOLLIN) loop_.change(connection.descriptor, EPOLLIN, connection);
+  if (!answered) return;  // of a TLS handshake
   connection.since = Clock::now();
   if (!connection.in.empty())
     loop_.post([weak = std::weak_ptr<HttpEndpoint*>(self_), number = connection.number] {
@@ -243,7 +278,8 @@ void HttpEndpoint::look(Clock::time_point now) {
     const auto time = now - connection->since;
     if (connection->waiting) {
       if (time > limits_.answer_time) unanswered.push_back(number);
-    } else if (time > (connection->in.empty() && connection->out.empty() ? limits_.idle_time : limits_.request_time)) {
+    } else if (const bool idles = connection->in.empty() && connection->out.empty() && (!connection->tls || connection->tls->ready());
+               time > (idles ? limits_.idle_time : limits_.request_time)) {
       late.push_back(number);
     }
   }

@@ -18,6 +18,7 @@
 
 #include "novoht/base/result.h"
 #include "zht/net/event_loop.h"
+#include "zht/net/tls_socket.h"
 
 namespace zht::server {
 
@@ -39,7 +40,8 @@ class HttpEndpoint {
   // path: without what follows a '?'; bearer: of an Authorization header
   using Handler = std::function<void(const std::string& path, const std::string& bearer, Answer answer)>;
 
-  HttpEndpoint(net::EventLoop& loop, Handler handler, HttpLimits limits = {});
+  // Where `tls` has a context, every connection speaks TLS, and who does not is told so.
+  HttpEndpoint(net::EventLoop& loop, Handler handler, net::TlsPort tls = {}, HttpLimits limits = {});
   ~HttpEndpoint();                                               // closes everything; late answers go nowhere
   base::Result<std::string> listen(const std::string& address);  // the address it got; errors as net::listen_tcp
   std::size_t connection_count() const { return connections_.size(); }
@@ -53,12 +55,15 @@ class HttpEndpoint {
   void on_connection(Connection& connection, std::uint32_t events);
   void take_request(Connection& connection);
   void reply(Connection& connection, const HttpReply& reply);
+  void refuse(Connection& connection, const char* why);
+  bool send(Connection& connection);
   void flush(Connection& connection);
   void look(Clock::time_point now);
   void close(std::uint64_t number);
 
   net::EventLoop& loop_;
   const Handler handler_;
+  const net::TlsPort tls_;
   const HttpLimits limits_;
   std::unique_ptr<Listener> listener_;
   std::unordered_map<std::uint64_t, std::unique_ptr<Connection>> connections_;

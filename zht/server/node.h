@@ -51,6 +51,7 @@ struct Settings {
   base::Duration busy_poll = std::chrono::microseconds(50);  // 0: never
   std::string secret_file;                 // the cluster's secret; empty: `data`/secret, if there is one; "none": none
   std::string tls_certificate, tls_key, tls_ca;  // PEM files; all three, or none: no TLS
+  std::string resp_tls = "auto", http_tls = "auto";  // auto (mutual where there is TLS), mutual, server, off
   bool insecure = false;                   // listen beyond loopback although nothing authenticates
 
   // For a node inside a program (zht/node.h), which owns its own life: it keeps no services and no request stops it.

@@ -21,8 +21,8 @@ Result<std::pair<std::string, std::uint16_t>> allowed_address(const std::string&
   TRY_LET(address, net::parse_address(text));
   if (!is_loopback(address.first) && !authenticated && !insecure)
     return fail(Code::invalid, "listening on ", text,
-                " would let anyone on the network in, unauthenticated; make a cluster secret (zht secret new), use a loopback "
-                "address, or --insecure");
+                " would let anyone on the network in, unauthenticated; make a cluster secret (zht secret new), give TLS files "
+                "(tls_certificate, tls_key, tls_ca), use a loopback address, or --insecure");
   return address;
 }
 
@@ -86,9 +86,16 @@ Result<void> Node::Parts::listen() {
   return {};
 }
 
+// How a port that is not for frames speaks TLS; `kind` is a setting's word.
+net::TlsPort Node::Parts::tls_port(const std::string& kind) const {
+  if (!opener || !opener->tls || kind == "off") return {};
+  return {opener->tls, kind != "server"};
+}
+
 // Redis clients know one address; the gateway's client knows which instance each key is with.
 Result<void> Node::Parts::listen_for_redis(Node& node) {
-  TRY(allowed_address(settings.resp, opener && opener->secret, settings.insecure));
+  const net::TlsPort tls = tls_port(settings.resp_tls);
+  TRY(allowed_address(settings.resp, (opener && opener->secret) || (tls && tls.certificates), settings.insecure));
   redis_client = node.client();
   redis = std::make_unique<resp::Gateway>(
       *redis_client,
@@ -97,7 +104,7 @@ Result<void> Node::Parts::listen_for_redis(Node& node) {
           gather([tell](const wire::Status& status) { tell(facts_of(status)); });
         });
       },
-      settings.max_connections, opener && opener->secret ? &*opener->secret : nullptr);
+      settings.max_connections, opener && opener->secret ? &*opener->secret : nullptr, tls);
   TRY_LET(bound, redis->listen(settings.resp));
   resp_address = bound;
   redis->run();
@@ -106,7 +113,8 @@ Result<void> Node::Parts::listen_for_redis(Node& node) {
 
 // Off unless asked for: a port is the machine's, and a node is often just one user's.
 Result<void> Node::Parts::listen_for_http() {
-  TRY_LET(where, allowed_address(settings.http, opener && opener->secret, settings.insecure));
+  const net::TlsPort tls = tls_port(settings.http_tls);
+  TRY_LET(where, allowed_address(settings.http, (opener && opener->secret) || (tls && tls.certificates), settings.insecure));
   // Of a port that others than this machine's users reach, the figures are for who has the token.
   const bool asks = opener && opener->secret && !is_loopback(where.first);
   const std::string token = asks ? opener->secret->metrics_token() : std::string();
@@ -123,7 +131,7 @@ Result<void> Node::Parts::listen_for_http() {
         answer({ails.empty() ? 200 : 503, "text/plain", ails.empty() ? "ok\n" : asks ? "not well\n" : ails});
       });
     answer({path == "/" ? 200 : 404, "text/plain", "/metrics\n/healthz\n"});
-  });
+  }, tls);
   TRY_LET(bound, http->listen(settings.http));
   http_address = bound;
   return {};

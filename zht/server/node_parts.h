@@ -101,6 +101,7 @@ struct Node::Parts final : net::FrameHandler {
   void status(net::ConnectionNumber to, std::uint64_t request);
   void migrate(const wire::Frame& frame, std::string& out);
   void tell_cluster(wire::ClusterStatus& to);
+  net::TlsPort tls_port(const std::string& kind) const;
   base::Result<void> listen_for_redis(Node& node);
   base::Result<void> listen_for_http();
   void end_redis();

@@ -20,6 +20,9 @@ void add_settings(support::Config& config, Settings& settings) {
   config.add("tls_certificate", settings.tls_certificate, "PEM; TLS takes all three files", "ZHT_TLS_CERTIFICATE");
   config.add("tls_key", settings.tls_key, "PEM", "ZHT_TLS_KEY");
   config.add("tls_ca", settings.tls_ca, "PEM: who may connect has a certificate of it", "ZHT_TLS_CA");
+  const char* const kinds = "auto: as `listen`; mutual: callers show a certificate; server: they need none; off: no TLS";
+  config.add_choice("resp_tls", settings.resp_tls, {"auto", "mutual", "server", "off"}, kinds, "ZHT_RESP_TLS");
+  config.add_choice("http_tls", settings.http_tls, {"auto", "mutual", "server", "off"}, kinds, "ZHT_HTTP_TLS");
   config.add("insecure", settings.insecure, "listen beyond loopback although nothing authenticates the callers");
   config.add("instances", settings.instances, 0, 1024, "threads that serve; 0: what the data folder has, one per core when new");
   config.add("partitions", settings.partitions, 0, 1u << 20, "slices of the ring, fixed for good; 0: what the data folder has, 1024 when new");
@@ -56,6 +59,10 @@ Result<void> check_settings(const Settings& settings) {
     return fail(Code::invalid, "join and nodes: a cluster either is made from a list or grows");
   if ((!settings.join.empty() || !settings.nodes.empty()) && settings.listen.empty())
     return fail(Code::invalid, "a node of a cluster needs an address for the others: set listen");
+  if (settings.tls_certificate.empty() && settings.tls_key.empty() && settings.tls_ca.empty())
+    for (const auto& [name, kind] : {std::pair{"resp_tls", settings.resp_tls}, std::pair{"http_tls", settings.http_tls}})
+      if (kind == "mutual" || kind == "server")
+        return fail(Code::invalid, name, " is ", kind, ", which takes the files tls_certificate, tls_key and tls_ca");
   if (settings.busy_poll < 0s || settings.busy_poll > 10ms)
     return fail(Code::invalid, "busy_poll is ", settings.busy_poll.count(), " ns; 0s to 10ms are possible");
   return {};
@@ -92,14 +99,21 @@ udp = true
 # secret. Where there is one, Redis clients give it by AUTH, and there are no datagrams. $ZHT_SECRET_FILE, --secret-file
 secret_file = ""
 
-# TLS, PEM files; all three or none. Both sides of a connection show a certificate of tls_ca, the cluster's own CA. The Redis
-# port and /metrics do not speak it. $ZHT_TLS_CERTIFICATE $ZHT_TLS_KEY $ZHT_TLS_CA
+# TLS, PEM files; all three or none. Both sides of a connection show a certificate of tls_ca, the cluster's own CA.
+# $ZHT_TLS_CERTIFICATE $ZHT_TLS_KEY $ZHT_TLS_CA
 tls_certificate = ""
 tls_key = ""
 tls_ca = ""
 
-# Without a secret or TLS `listen` may name loopback addresses only, and `resp` and `http` without a secret, unless this is
-# true: then whoever reaches the port can read and change everything. --insecure
+# TLS where Redis clients connect, and on /metrics. "auto": "mutual" where the files above are given, else "off". "mutual":
+# callers show a certificate of tls_ca (redis-cli --tls --cacert CA --cert CERTIFICATE --key KEY). "server": they need none; what
+# lets them in is the secret (AUTH, or the token of /metrics), and beyond loopback there must be one. $ZHT_RESP_TLS $ZHT_HTTP_TLS
+# --resp-tls, --http-tls
+resp_tls = "auto"
+http_tls = "auto"
+
+# Without a secret or TLS with certificates of both sides, `listen`, `resp` and `http` may name loopback addresses only, unless
+# this is true: then whoever reaches the port can read and change everything. --insecure
 insecure = false
 
 # --- the cluster ---

@@ -20,7 +20,7 @@ namespace zht::tool {
 namespace {
 
 struct Flags {
-  std::string config_file, listen, resp, http, instances, partitions, durability, sync_interval, max_value_size, secret_file;
+  std::string config_file, listen, resp, http, instances, partitions, durability, sync_interval, max_value_size, secret_file, resp_tls, http_tls;
   std::string join, nodes, advertise, rack, replicas, sync_replicas, failover;
   bool insecure = false, background = false, print_config = false, example_config = false;
 };
@@ -49,6 +49,8 @@ base::Result<int> serve(const support::Program& program, const Flags& flags, con
   TRY(flag("sync_interval", flags.sync_interval));
   TRY(flag("max_value_size", flags.max_value_size));
   TRY(flag("secret_file", flags.secret_file));
+  TRY(flag("resp_tls", flags.resp_tls));
+  TRY(flag("http_tls", flags.http_tls));
   TRY(flag("join", flags.join));
   TRY(flag("nodes", flags.nodes));
   TRY(flag("advertise", flags.advertise));
@@ -87,6 +89,8 @@ base::Result<int> serve(const support::Program& program, const Flags& flags, con
     TRY_LET(absolute_secret, flags.secret_file.empty() || flags.secret_file == "none" ? base::Result<std::string>(flags.secret_file)
                                                                                       : support::absolute_path(flags.secret_file));
     pass("--secret-file", absolute_secret);
+    pass("--resp-tls", flags.resp_tls);
+    pass("--http-tls", flags.http_tls);
     pass("--join", flags.join);
     TRY_LET(absolute_nodes, flags.nodes.empty() || flags.nodes.rfind("slurm:", 0) == 0 ? base::Result<std::string>(flags.nodes)
                                                                                         : support::absolute_path(flags.nodes));
@@ -136,6 +140,8 @@ void add_serve(support::Program& program, const Procedures& procedures) {
   app.add_option("--sync-interval", flags->sync_interval, "of durability interval (default 1s)");
   app.add_option("--max-value-size", flags->max_value_size, "of one request (default 16MiB)");
   app.add_option("--secret-file", flags->secret_file, "the cluster's secret (default: `secret` in the data folder, if there; see zht secret)");
+  app.add_option("--resp-tls", flags->resp_tls, "where tls_certificate etc. are set: auto (default: mutual), mutual, server, off");
+  app.add_option("--http-tls", flags->http_tls, "the same for /metrics and /healthz");
   app.add_option("--join", flags->join, "host:port of a node of the cluster to belong to (new data folders only)");
   app.add_option("--nodes", flags->nodes, "file with the nodes of the cluster, host:port a line, or slurm:node[01-10]");
   app.add_option("--advertise", flags->advertise, "host under which others reach this node (default: that of --listen)");
