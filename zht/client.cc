@@ -102,6 +102,10 @@ void Client::submit_each(std::vector<Operation> operations, EachCompletion compl
     submit(std::move(operations[i]), [shared, i](Outcome outcome) { (*shared)(i, std::move(outcome)); }, timeout);
 }
 
+void Client::call_each(std::vector<Operation> operations, EachCompletion completion, bool) {
+  submit_each(std::move(operations), std::move(completion));
+}
+
 std::optional<Outcome> Client::call_or_submit(Operation operation, Completion completion, Millis timeout) {
   submit(std::move(operation), std::move(completion), timeout);
   return std::nullopt;

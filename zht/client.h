@@ -118,6 +118,12 @@ class Client {
   // through. `completion` is called only in the latter case.
   virtual std::optional<Outcome> call_or_submit(Operation operation, Completion completion, Millis timeout = {});
 
+  // submit_each() for event loops: what this process's own node executes is executed on this thread, now, and answered before it
+  // returns, but for what may only be shown when it is on the disk (durability always) and what other nodes have a part in. That
+  // is answered later on any thread, where `completion` must only hand on. `waits`: rather wait here for the disk: for a lone
+  // caller that is the shortest.
+  virtual void call_each(std::vector<Operation> operations, EachCompletion completion, bool waits = false);
+
   // Typed. Keys are 1..kMaxKeySize bytes, any bytes; values 0..max_value_size (16 MiB unless the node was told otherwise).
   // Each waits for the client's default time at most.
 

@@ -77,10 +77,11 @@ TEST_F(NodeTest, EveryOperationAnswersAsOverASocket) {
 }
 
 TEST_F(NodeTest, ThreadsThatMeetOnOneKeyLoseNothing) {
-  for (const unsigned instances : {1u, 3u}) {
+  for (const unsigned instances : {1u, 3u, 2u}) {
     NodeOptions options = kept();
     options.data_folder += std::to_string(instances);
     options.instances = instances;
+    if (instances == 2) options.durability = NodeOptions::Durability::always;  // threads that meet share a sync
     const auto node = start(options);
     const auto one = node->client(), other = node->client();
     constexpr int threads = 6, each = 400;

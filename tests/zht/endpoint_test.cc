@@ -17,6 +17,7 @@
 #include "zht/client/datagram_channel.h"
 #include "zht/net/cookie.h"
 #include "zht/net/frame_server.h"
+#include "zht/server/in_process_client.h"
 #include "zht/server/instance_thread.h"
 
 namespace zht::net {
@@ -272,6 +273,14 @@ class SyncingInstanceTest : public testing::Test {
     wire::encode_request(out, Operation::lookup(key), {.request = 99, .epoch = 1});
     return out;
   }
+  std::unique_ptr<Client> client_inside() {
+    server::InProcessClient::Options options;
+    options.partition_count = 1;
+    options.instance_of = {0};
+    auto client = std::make_unique<server::InProcessClient>(options, std::vector<server::InstanceThread*>{instance_.get()}, nullptr, 1);
+    EXPECT_TRUE(client->insert("first", "", {}));  // the round that begins to lead
+    return client;
+  }
   // Two connections that change things: from then on syncs are made elsewhere. The next one, of a change by the first, hangs.
   void hang_in_a_sync() {
     for (std::unique_ptr<Wire>* const wire : {&a_, &b_, &c_}) *wire = std::make_unique<Wire>(SOCK_STREAM, address_);
@@ -327,6 +336,78 @@ TEST_F(SyncingInstanceTest, WhoWaitsForASyncThatFailsIsNotAcknowledged) {
   files_.let_pass(1 << 20);
   EXPECT_FALSE(a_->reply());
   EXPECT_FALSE(b_->reply());
+}
+
+TEST_F(SyncingInstanceTest, CallersOfTheProcessWaitForTheirSyncAndNobodyForThem) {
+  const auto client = client_inside();
+  c_ = std::make_unique<Wire>(SOCK_STREAM, address_);
+  files_.close_gate();
+  const int before = files_.syncs;
+  auto first = std::async(std::launch::async, [&] { return client->insert("a", "1"); });
+  while (files_.syncs == before) std::this_thread::yield();  // it hangs
+  // Who reads what is on the disk is answered, whichever way he comes.
+  EXPECT_EQ(client->lookup("other").code(), Code::not_found);
+  ASSERT_TRUE(c_->send(lookup("other")));
+  EXPECT_EQ(c_->reply()->status, static_cast<std::uint8_t>(Code::not_found));
+  std::atomic<int> here = 0, late = 0, submitted = 0;
+  client->call_each({Operation::lookup("other"), Operation::insert("b", "2"), Operation::lookup("a")},
+                    [&](std::size_t index, const Outcome& outcome) {
+                      if (index == 0) here += outcome.code == Code::not_found;
+                      else late += outcome.ok();
+                    });
+  EXPECT_EQ(here, 1) << "before it returned";
+  for (const char* key : {"c", "d", "e"}) client->submit(Operation::insert(key, "3"), [&](Outcome outcome) { submitted += outcome.ok(); });
+  while (instance_report().operations.changes < 4) std::this_thread::yield();  // the others are made meanwhile
+  auto reader = std::async(std::launch::async, [&] { return client->lookup("b"); });  // what is not synced yet is shown to nobody
+  while (instance_report().operations.by_kind[static_cast<std::size_t>(OpKind::lookup)] < 5) std::this_thread::yield();
+  EXPECT_EQ(files_.syncs, before + 1);
+  EXPECT_EQ(late + submitted, 0);
+  EXPECT_NE(first.wait_for(std::chrono::seconds(0)), std::future_status::ready);
+  files_.let_pass(1);
+  EXPECT_TRUE(first.get());
+  while (files_.syncs == before + 1) std::this_thread::yield();  // one for all that came meanwhile
+  EXPECT_EQ(submitted, 0);
+  EXPECT_NE(reader.wait_for(std::chrono::seconds(0)), std::future_status::ready);
+  files_.let_pass(1 << 20);
+  EXPECT_EQ(reader.get()->value, "2");
+  while (late < 2 || submitted < 3) std::this_thread::yield();
+}
+
+TEST_F(SyncingInstanceTest, CallersOfTheProcessAreToldOfASyncThatFails) {
+  const auto client = client_inside();
+  files_.close_gate();
+  const int before = files_.syncs;
+  auto first = std::async(std::launch::async, [&] { return client->insert("a", "1"); });
+  while (files_.syncs == before) std::this_thread::yield();
+  auto second = std::async(std::launch::async, [&] { return client->insert("a", "2"); });
+  std::promise<Code> change, read;
+  client->call_each({Operation::insert("b", "2"), Operation::lookup("a")}, [&](std::size_t index, const Outcome& outcome) {
+    (index == 0 ? change : read).set_value(outcome.code);
+  });
+  while (instance_report().operations.changes < 4) std::this_thread::yield();
+  files_.fails = true;
+  files_.let_pass(1 << 20);
+  EXPECT_EQ(first.get().code(), Code::timeout) << "it may be there after a restart";
+  EXPECT_EQ(second.get().code(), Code::timeout);
+  EXPECT_EQ(change.get_future().get(), Code::timeout);
+  EXPECT_EQ(read.get_future().get(), Code::unavailable);
+  EXPECT_FALSE(client->insert("c", "3"));
+}
+
+TEST_F(SyncingInstanceTest, AnInstanceThatEndsAnswersItsCallers) {
+  const auto client = client_inside();
+  files_.close_gate();
+  const int before = files_.syncs;
+  auto first = std::async(std::launch::async, [&] { return client->insert("a", "1"); });
+  while (files_.syncs == before) std::this_thread::yield();
+  std::promise<Code> change;
+  client->call_each({Operation::insert("b", "2")}, [&](std::size_t, const Outcome& outcome) { change.set_value(outcome.code); });
+  auto ending = std::async(std::launch::async, [&] { instance_->stop(); });
+  files_.let_pass(1 << 20);
+  EXPECT_TRUE(first.get());
+  EXPECT_EQ(change.get_future().get(), Code::ok);
+  ending.get();
+  EXPECT_EQ(client->insert("c", "3").code(), Code::unavailable);
 }
 
 TEST_F(EndpointTest, WhatIsNoFrameGetsOneErrorAndIsClosed) {

@@ -220,6 +220,7 @@ Result<void> Instance::sync() {
   if (!failure_.empty()) return fail(Code::io, "the store only reads: ", failure_);
   auto synced = store_->sync();
   note_failure(synced);
+  if (synced) synced_ = changed_until_;
   return synced;
 }
 

@@ -99,6 +99,11 @@ class Instance {
   std::size_t on_frames(ConnectionId from, std::span<const wire::Frame> frames, std::string& out,
                         std::size_t most = SIZE_MAX);
   void on_frame(ConnectionId from, const wire::Frame& frame, std::string& out);
+  // A hint, also before the round: a frame about this key comes next.
+  void expect(PartitionId partition, Bytes key) const {
+    __builtin_prefetch(epochs_.data() + static_cast<std::uint32_t>(partition));
+    store_->prefetch(novoht::TableId{static_cast<std::uint32_t>(partition)}, key);
+  }
   void on_closed(ConnectionId connection);
   // Timeouts of watchers, expiry, forgotten sessions, housekeeping of the store. Call inside a round, every kTick.
   void on_tick();
@@ -118,6 +123,7 @@ class Instance {
   }
   std::uint64_t changed_until() const { return changed_until_; }  // the last round that changed something
   std::uint64_t synced() const { return synced_; }                // rounds
+  Durability durability() const { return options_.durability; }
 
   // --- replication; all inside a round but the two that say otherwise ---
   void on_peer(const replication::PeerMessage& message);
@@ -162,7 +168,8 @@ class Instance {
   const std::string& failure() const { return failure_; }  // why it only reads; empty: well
   InstanceId id() const { return options_.id; }
   // Leads it, and nobody else has a part in it: what is asked is answered in the same round.
-  bool is_alone(PartitionId partition) const { return epochs_[static_cast<std::uint32_t>(partition)] != 0; }
+  bool is_alone(PartitionId partition) const { return alone_epoch(partition) != 0; }
+  std::uint64_t alone_epoch(PartitionId partition) const { return epochs_[static_cast<std::uint32_t>(partition)]; }  // 0: it is not
   Epoch epoch_of(PartitionId partition) const { return view_of(partition).epoch; }
 
   static constexpr base::Duration kTick = std::chrono::milliseconds(20);

@@ -30,6 +30,7 @@ constexpr std::size_t kMaxCommand = std::size_t{64} << 20;  // bytes of one comm
 // kept.
 constexpr std::size_t kMaxUnproven = kReadSize;  // bytes of commands of a connection that has not authenticated
 constexpr std::size_t kMaxHeld = std::size_t{1} << 30;
+constexpr int kCrowded = 16;
 constexpr auto kKeepalive = std::chrono::seconds(300);  // a peer that is silent so long is asked if it lives
 constexpr auto kStuck = std::chrono::seconds(120);      // a peer that reads nothing so long is closed
 }  // namespace
@@ -283,13 +284,24 @@ class Gateway::Parts {
   }
 
   // All that a turn has brought, of all connections, together: in the node's own process that is one round of each
-  // instance, executed on this thread, and one write (and sync) of its log. What comes of it (a SCAN's next step) has
-  // the next turn, so that no command keeps the others waiting.
+  // instance, executed on this thread, and one write of its log. What comes of it (a SCAN's next step) has
+  // the next turn, so that no command keeps the others waiting. Where changes have to be synced first (durability always) they
+  // are answered when they are, and the loop goes on; only for a lone connection the sync is waited for.
   void run_wanted() {
     if (wanted_.empty()) return;
-    std::vector<Place> places = std::exchange(wanted_by_, {});
-    std::vector<Outcome> outcomes = client_.call_all(std::exchange(wanted_, {}));
-    for (std::size_t i = 0; i < places.size(); i++) take({places[i], std::move(outcomes[i]), {}});
+    const auto places = std::make_shared<std::vector<Place>>(std::exchange(wanted_by_, {}));
+    for (const Place& one : *places)
+      if (std::exchange(last_, one.connection) != one.connection) crowded_ = kCrowded;
+    const bool lone = crowded_ == 0;
+    if (crowded_ > 0) crowded_--;
+    client_.call_each(
+        std::exchange(wanted_, {}),
+        [this, places, here = std::this_thread::get_id()](std::size_t index, Outcome outcome) {
+          Arrived one{(*places)[index], std::move(outcome), {}};
+          if (std::this_thread::get_id() == here) take(std::move(one));
+          else arrive(std::move(one));
+        },
+        lone);
   }
 
   // On the client's or the node's thread. The loop is woken once for all that arrive until it looks.
@@ -484,6 +496,8 @@ class Gateway::Parts {
   std::string buffer_;
   std::vector<Operation> wanted_;  // of this turn
   std::vector<Place> wanted_by_;   // as many
+  std::uint64_t last_ = 0;         // connection whose operation was executed last
+  int crowded_ = 0;                // turns, for which there is thought to be more than one connection
   std::mutex mutex_;               // guards arrived_
   std::vector<Arrived> arrived_;
   std::thread thread_;

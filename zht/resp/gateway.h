@@ -1,6 +1,7 @@
 // The RESP listener: any Redis client reaches the store through it. One thread with an event loop; commands become
 // operations of a zht::Client, all of a turn together, and replies leave in the order of their commands. With the
-// node's own client, operations execute on this thread: a Redis client's command takes no hop.
+// node's own client, operations execute on this thread: a Redis client's command takes no hop. A change that has to be synced
+// first (durability always) is answered when it is, and the loop goes on meanwhile.
 //
 // Bounds: an argument of 16 MiB, a command of 64 MiB, 10,000 commands and 64 MiB of replies under way a connection; a
 // client past the last two is not read from until it has caught up, and closed when it reads nothing for two minutes. 1

@@ -16,6 +16,7 @@ constexpr std::size_t kRoundSize = 256;  // operations: what others may have to 
 constexpr std::size_t kScratch = std::size_t{4} << 20;  // bytes kept
 constexpr const char* kStopped = "the node has stopped; nothing was changed";
 constexpr const char* kLost = "the store failed, the change may be lost";
+constexpr const char* kUnread = "the store failed before what was read was on the disk";
 constexpr base::Duration kCallbackGrace = 500ms;  // the core ends a callback in time; this is for when it cannot
 
 base::Time now() { return base::SystemClock().now(); }
@@ -40,7 +41,7 @@ wire::Frame InProcessClient::plain_frame(Port& port, const core::Instance& core,
     frame.second = ++port.sequence;
     frame.third = port.sequence - 1;
   }
-  frame.epoch = static_cast<std::uint64_t>(core.epoch_of(partition));
+  frame.epoch = core.alone_epoch(partition);
   frame.partition = static_cast<std::uint32_t>(partition);
   frame.key = key;
   frame.value = value;
@@ -62,14 +63,18 @@ class InProcessClient::Plain final : public LocalRequest {
   // Those that are not answered then were not done here, and have to be asked as any other.
   void run() {
     port_.thread->run_local(*this);
-    if (kept || (executed_ && kind_ == OpKind::lookup)) return;
+    const bool reads = kind_ == OpKind::lookup;
+    if (kept || (executed_ && reads && needed == 0)) return;
     for (Ask* const ask : asks_) {
       if (executed_ && !ask->answered) continue;
       ask->answered = true;
-      ask->error = executed_ ? fail(Code::timeout, kLost) : fail(Code::unavailable, kStopped);
+      ask->error = !executed_ ? fail(Code::unavailable, kStopped) : reads ? fail(Code::unavailable, kUnread) : fail(Code::timeout, kLost);
     }
   }
 
+  void expect(const core::Instance& core) override {
+    if (asks_.size() == 1) core.expect(asks_[0]->partition, asks_[0]->key);
+  }
   void execute(core::Instance& core) override {
     executed_ = true;
     port_.out.clear();
@@ -208,6 +213,7 @@ class InProcessClient::Round final : public LocalRequest {
 
   void execute(core::Instance& core) override {
     executed_ = true;
+    const bool always = core.durability() == core::Durability::always;
     for (std::size_t i = 0; i < count_;) {
       if (is_elsewhere(core, *items_[i])) {
         if (items_[i]->operation->eventual) execute_one(core, i);  // of this node's copy, if it has one
@@ -216,37 +222,56 @@ class InProcessClient::Round final : public LocalRequest {
         continue;
       }
       // Plain ones that follow each other go together: the core fetches the memory of all their keys at once.
+      // (Changes and reads each for themselves where changes have to wait for the disk.)
+      const std::size_t begin = i;
       std::size_t end = i;
-      while (end < count_ && end - i < kTogether && is_plain(*items_[end]->operation) && !is_elsewhere(core, *items_[end])) end++;
+      while (end < count_ && end - i < kTogether && is_plain(*items_[end]->operation) && !is_elsewhere(core, *items_[end]) &&
+             (!always || client::is_recorded(items_[end]->operation->kind) == client::is_recorded(items_[i]->operation->kind)))
+        end++;
       if (end - i < 2) {
         execute_one(core, i++);
-        continue;
+      } else {
+        port_.frames.clear();
+        for (; i < end; i++) port_.frames.push_back(*frame_of(core, i));
+        port_.out.clear();
+        core.on_frames(core::ConnectionId{connection_}, port_.frames, port_.out);
+        take_answers();
       }
-      port_.frames.clear();
-      for (; i < end; i++) port_.frames.push_back(*frame_of(core, i));
-      port_.out.clear();
-      core.on_frames(core::ConnectionId{connection_}, port_.frames, port_.out);
-      take_answers();
+      if (!always) continue;
+      const std::uint64_t rests_on = core.take_needed();
+      needed = std::max(needed, rests_on);
+      for (std::size_t one = begin; one < i; one++) items_[one]->late = rests_on > core.synced();
     }
     port_.trim();
   }
 
   void run() {
     port_.thread->run_local(*this);
-    if (kept) return;
-    for (std::size_t i = 0; i < count_; i++) {
-      Item& item = *items_[i];
-      item.answered = true;
-      if (!executed_)
-        item.outcome = failed(Code::unavailable, kStopped);
-      else if (client::is_recorded(item.operation->kind))
-        item.outcome = failed(Code::timeout, kLost);
-    }
+    if (!kept) lose_all();
+  }
+  // Not waiting for the disk. False: `then` hears of what is late; true: nothing is.
+  bool run(std::function<void(bool)> then) {
+    port_.thread->run_local(*this, std::move(then));
+    if (!kept) lose_all();
+    return needed == 0;
+  }
+  static void lose(Item& item) {
+    item.answered = true;
+    item.outcome = client::is_recorded(item.operation->kind) ? failed(Code::timeout, kLost) : failed(Code::unavailable, kUnread);
   }
 
  private:
   // A request's number is its place here; those of callbacks are chosen by the client.
   static constexpr std::uint64_t kPlace = std::uint64_t{1} << 63;
+
+  void lose_all() {
+    for (std::size_t i = 0; i < count_; i++) {
+      Item& item = *items_[i];
+      item.answered = true;
+      if (!executed_) item.outcome = failed(Code::unavailable, kStopped);
+      else if (item.late || client::is_recorded(item.operation->kind)) lose(item);
+    }
+  }
 
   // Most operations are what a frame says, without the frame: nothing of them need be encoded and decoded again.
   static bool is_plain(const Operation& operation) {
@@ -275,7 +300,7 @@ class InProcessClient::Round final : public LocalRequest {
                                   .sequence = recorded ? port_.sequence : 0,
                                   .floor = recorded ? port_.sequence - 1 : 0,
                                   // As whoever leads a partition with others, the core would answer only later.
-                                  .epoch = core.is_alone(item.partition) ? static_cast<std::uint64_t>(core.epoch_of(item.partition)) : 0,
+                                  .epoch = core.alone_epoch(item.partition),
                                   .partition = item.partition,
                                   .timeout_ms = item.timeout_ms};
     port_.in.clear();
@@ -355,6 +380,10 @@ InProcessClient::~InProcessClient() {
     wanted_.notify_one();
   }
   if (worker_.joinable()) worker_.join();
+  {
+    std::unique_lock lock(mutex_);
+    room_.wait(lock, [this] { return late_count_ == 0; });
+  }
   // What the store keeps to recognise this client's retries may go.
   struct Goodbye final : LocalRequest {
     explicit Goodbye(std::uint64_t client) { wire::encode_goodbye(bytes, client); }
@@ -393,6 +422,71 @@ void InProcessClient::execute_all(std::vector<Item>& items) {
   for (Item& item : items)
     if (!item.answered) of_instance[options_.instance_of[static_cast<std::uint32_t>(item.partition)]].push_back(&item);
   for (std::size_t i = 0; i < of_instance.size(); i++) execute(i, of_instance[i]);
+}
+
+// Returns the items that may be shown; `deliver` hears of the others, on any thread and with a core in hand: it must only hand on.
+InProcessClient::Late InProcessClient::execute_each(const std::shared_ptr<Batch>& batch, const std::function<void(const Late&)>& deliver) {
+  std::vector<std::vector<Item*>> of_instance(ports_.size());
+  Late now{batch, {}};
+  for (Item& item : batch->items) {
+    if (item.answered) now.items.push_back(&item);
+    else of_instance[instance_of(item.partition)].push_back(&item);
+  }
+  for (std::size_t i = 0; i < of_instance.size(); i++)
+    for (std::size_t at = 0; at < of_instance[i].size(); at += kRoundSize) {
+      Late some{batch, {of_instance[i].begin() + static_cast<std::ptrdiff_t>(at),
+                        of_instance[i].begin() + static_cast<std::ptrdiff_t>(std::min(at + kRoundSize, of_instance[i].size()))}};
+      {
+        const std::lock_guard lock(mutex_);
+        late_count_++;
+      }
+      Round round(ports_[i], connection_, some.items.data(), some.items.size());
+      const bool all = round.run([this, some, deliver](bool well) mutable {
+        std::erase_if(some.items, [](const Item* item) { return !item->late; });
+        if (!well)
+          for (Item* const item : some.items) Round::lose(*item);
+        deliver(some);
+        const std::lock_guard lock(mutex_);
+        if (--late_count_ == 0) room_.notify_all();
+      });
+      for (Item* const item : some.items)
+        if (all || !item->late) now.items.push_back(item);
+      if (!all) continue;
+      const std::lock_guard lock(mutex_);
+      late_count_--;
+    }
+  return now;
+}
+
+void InProcessClient::call_each(std::vector<Operation> operations, EachCompletion completion, bool waits) {
+  if (waits) {
+    std::vector<Outcome> outcomes = call_all(std::move(operations), {});
+    for (std::size_t i = 0; i < outcomes.size(); i++) completion(i, std::move(outcomes[i]));
+    return;
+  }
+  const auto batch = std::make_shared<Batch>();
+  batch->operations = std::move(operations);
+  batch->completion = std::move(completion);
+  batch->items.resize(batch->operations.size());
+  for (std::size_t i = 0; i < batch->items.size(); i++) {
+    batch->items[i].operation = &batch->operations[i];
+    // (They wait for something else than a disk.)
+    if (batch->operations[i].kind == OpKind::callback) batch->items[i].answered = batch->items[i].elsewhere = true;
+    else prepare(batch->items[i]);
+  }
+  const auto deliver = [this](const Late& some) {
+    for (Item* const item : some.items) {
+      const auto index = static_cast<std::size_t>(item - some.batch->items.data());
+      if (!item->elsewhere) {
+        some.batch->completion(index, std::move(item->outcome));
+        continue;
+      }
+      submit(
+          std::move(some.batch->operations[index]),
+          [batch = some.batch, index](Outcome outcome) { batch->completion(index, std::move(outcome)); }, {});
+    }
+  };
+  deliver(execute_each(batch, deliver));
 }
 
 Outcome InProcessClient::call(Operation operation, Millis timeout) {
@@ -480,11 +574,14 @@ void InProcessClient::work() {
   std::vector<Arrival> arrivals;
   std::vector<RequestNumber> cancelled;
   std::vector<Return> returns;
+  std::vector<Late> late;
   for (;;) {
     {
       std::unique_lock lock(mutex_);
       asleep_ = true;
-      const auto something = [this] { return closing_ || !jobs_.empty() || !arrivals_.empty() || !cancelled_.empty() || !returns_.empty(); };
+      const auto something = [this] {
+        return (closing_ && late_jobs_ == 0) || !jobs_.empty() || !arrivals_.empty() || !cancelled_.empty() || !returns_.empty() || !late_.empty();
+      };
       if (next_overdue_ == base::Time::max())
         wanted_.wait(lock, something);
       else
@@ -494,10 +591,15 @@ void InProcessClient::work() {
       arrivals.swap(arrivals_);
       cancelled.swap(cancelled_);
       returns.swap(returns_);
-      if (closing_ && jobs.empty() && arrivals.empty() && returns.empty()) break;
+      late.swap(late_);
+      if (closing_ && jobs.empty() && arrivals.empty() && returns.empty() && late.empty() && late_jobs_ == 0) break;
     }
-    run_jobs(jobs);
-    jobs.clear();
+    for (const Late& some : late) {
+      late_jobs_ -= some.items.size();
+      end_jobs(some);
+    }
+    late.clear();
+    run_jobs(std::exchange(jobs, {}));
     take_arrivals(arrivals);
     arrivals.clear();
     take_returns(returns);
@@ -532,9 +634,13 @@ void InProcessClient::work() {
   }
 }
 
-void InProcessClient::run_jobs(std::vector<Job>& jobs) {
-  if (jobs.empty()) return;
-  std::vector<Item> items(jobs.size());
+void InProcessClient::run_jobs(std::vector<Job> submitted) {
+  if (submitted.empty()) return;
+  const auto batch = std::make_shared<Batch>();
+  batch->jobs = std::move(submitted);
+  std::vector<Job>& jobs = batch->jobs;
+  std::vector<Item>& items = batch->items;
+  items.resize(jobs.size());
   for (std::size_t i = 0; i < jobs.size(); i++) {
     Item& item = items[i];
     item.operation = &jobs[i].operation;
@@ -548,31 +654,42 @@ void InProcessClient::run_jobs(std::vector<Job>& jobs) {
                               options_.instance_of[static_cast<std::uint32_t>(item.partition)], jobs[i].name, jobs[i].operation};
     next_overdue_ = std::min(next_overdue_, deadline);
   }
-  execute_all(items);
-  std::size_t ended = 0;
-  for (std::size_t i = 0; i < jobs.size(); i++) {
-    if (items[i].elsewhere) {
-      if (items[i].request != 0) {
-        jobs[i].completion = std::move(waiting_[items[i].request].completion);
-        waiting_.erase(items[i].request);
-      }
-      send_elsewhere(std::move(jobs[i].operation), std::exchange(jobs[i].completion, {}), jobs[i].timeout, jobs[i].name);
+  // A lone job's sync is shortest on this thread.
+  if (jobs.size() == 1 && late_jobs_ == 0) {
+    execute_all(items);
+    return end_jobs({batch, {&items[0]}});
+  }
+  const Late now = execute_each(batch, [this](const Late& some) {
+    const std::lock_guard lock(mutex_);
+    late_.push_back(some);
+    if (asleep_) wanted_.notify_one();
+  });
+  late_jobs_ += items.size() - now.items.size();
+  end_jobs(now);
+}
+
+void InProcessClient::end_jobs(const Late& some) {
+  std::vector<std::pair<Job*, Item*>> ended;
+  for (Item* const item : some.items) {
+    Job& job = some.batch->jobs[static_cast<std::size_t>(item - some.batch->items.data())];
+    if (item->request != 0) {
+      const auto waiting = waiting_.find(item->request);
+      if (waiting == waiting_.end() || (!item->answered && !item->elsewhere)) continue;  // it has ended meanwhile, or waits
+      job.completion = std::move(waiting->second.completion);
+      waiting_.erase(waiting);
+    }
+    if (item->elsewhere) {
+      send_elsewhere(std::move(job.operation), std::exchange(job.completion, {}), job.timeout, job.name);
       continue;
     }
-    if (items[i].request != 0) {
-      if (!items[i].answered) continue;
-      jobs[i].completion = std::move(waiting_[items[i].request].completion);
-      waiting_.erase(items[i].request);
-    }
-    ended++;
+    ended.emplace_back(&job, item);
   }
   {
     const std::lock_guard lock(mutex_);
     if (in_flight_ >= options_.max_in_flight) room_.notify_all();
-    in_flight_ -= ended;
+    in_flight_ -= ended.size();
   }
-  for (std::size_t i = 0; i < jobs.size(); i++)
-    if (jobs[i].completion) jobs[i].completion(std::move(items[i].outcome));
+  for (const auto& [job, item] : ended) job->completion(std::move(item->outcome));
 }
 
 void InProcessClient::end_waiting(std::map<std::uint64_t, Waiting>::iterator waiting, Outcome outcome) {

@@ -8,6 +8,9 @@
 //
 // Requests reach the core as frames, as a socket would bring them: one path to test. Most frames only point to the
 // operation's own key and value; the others are encoded. A plain insert or lookup makes neither an Operation nor an Outcome.
+// Durability always: a call waits for its sync, alone or with others who came meanwhile, and without the core, so that nobody else
+// does; submit() and call_each() go on, and answer when it is done.
+//
 // The identity of a request is (this client and instance, sequence), numbered while the core is held; nothing here is ever
 // sent twice, so the floor is always just below.
 //
@@ -52,6 +55,7 @@ class InProcessClient final : public Client {
   Outcome call(Operation operation, Millis timeout) override;
   std::optional<Outcome> call_or_submit(Operation operation, Completion completion, Millis timeout) override;
   std::vector<Outcome> call_all(std::vector<Operation> operations, Millis timeout) override;
+  void call_each(std::vector<Operation> operations, EachCompletion completion, bool waits) override;
   Result<Version> insert(Bytes key, Bytes value, Millis ttl) override;
   Result<Value> lookup(Bytes key, Range range) override;
   std::vector<Result<Value>> lookup_many(std::vector<std::string> keys) override;
@@ -81,6 +85,7 @@ class InProcessClient final : public Client {
     std::uint64_t timeout_ms = 0;
     bool answered = false;       // else a callback that waits
     bool elsewhere = false;      // not this node's alone: nothing was done
+    bool late = false;           // may not be shown before it is synced (durability always)
   };
   class Round;
   class Plain;
@@ -100,6 +105,16 @@ class InProcessClient final : public Client {
   struct Return {  // of what was asked elsewhere
     std::uint64_t request = 0;
     Outcome outcome;
+  };
+  struct Batch {  // whose items may be late; whoever hears last lets go of it
+    std::vector<Operation> operations;
+    std::vector<Job> jobs;
+    std::vector<Item> items;
+    EachCompletion completion;
+  };
+  struct Late {
+    std::shared_ptr<Batch> batch;
+    std::vector<Item*> items;
   };
   struct Away {
     Completion completion;
@@ -123,8 +138,10 @@ class InProcessClient final : public Client {
   void prepare(Item& item) const;
   void execute(std::size_t instance, std::vector<Item*>& items);
   void execute_all(std::vector<Item>& items);
+  Late execute_each(const std::shared_ptr<Batch>& batch, const std::function<void(const Late&)>& deliver);
   void work();
-  void run_jobs(std::vector<Job>& jobs);
+  void run_jobs(std::vector<Job> jobs);
+  void end_jobs(const Late& some);
   void take_arrivals(std::vector<Arrival>& arrivals);
   void end_waiting(std::map<std::uint64_t, Waiting>::iterator waiting, Outcome outcome);
   void end_early(const std::vector<RequestNumber>& names);
@@ -142,12 +159,15 @@ class InProcessClient final : public Client {
   std::uint64_t requests_ = 0;
   base::Time next_overdue_ = base::Time::max();
   std::map<std::uint64_t, Away> away_;
+  std::size_t late_jobs_ = 0;
 
   mutable std::mutex mutex_;  // guards what follows; taken with a core in hand, never the other way round
   std::condition_variable wanted_, room_;
   std::vector<Job> jobs_;
   std::vector<Arrival> arrivals_;
   std::vector<Return> returns_;
+  std::vector<Late> late_;
+  std::size_t late_count_ = 0;  // rounds whose `then` is still to be heard
   std::vector<RequestNumber> cancelled_;
   RequestNumber names_ = 0;
   std::size_t in_flight_ = 0;

@@ -65,16 +65,31 @@ void InstanceThread::stop() {
     loop_.post([this] { endpoint_->drain(std::chrono::seconds(3), [this] { loop_.stop(); }); });
     thread_.join();
     endpoint_->stop();
-    if (options_.core.durability != core::Durability::none)
-      if (auto synced = with_core([this] { return core_->close(); }); !synced)
-        logger().error("last sync failed", {{"error", synced.error()}});
+    local_.lock();
+    stopping_ = true;
+    while (caller_syncs_) {  // it needs the store
+      const std::uint32_t ended = syncs_ended_.load();
+      local_.unlock();
+      syncs_ended_.wait(ended);
+      local_.lock();
+    }
+    if (core_ && options_.core.durability != core::Durability::none) {
+      const auto synced = core_->close();
+      if (synced) synced_ = UINT64_MAX;
+      else logger().error("last sync failed", {{"error", synced.error()}});
+    }
+  } else {
+    local_.lock();
   }
-  const LocalQueue::Hold hold(local_);  // local requests from now on find no core
+  // Local requests from now on find no core.
+  end_waiting(true);
   for (auto& [connection, deliver] : sinks_) deliver({});
   sinks_.clear();
   links_.clear();
   endpoint_.reset();
   core_.reset();
+  end_waiting(false);
+  local_.unlock();
 }
 
 void InstanceThread::report(std::function<void(InstanceReport)> deliver) {
@@ -87,7 +102,13 @@ void InstanceThread::report(std::function<void(InstanceReport)> deliver) {
 }
 
 void InstanceThread::sync(std::function<void(base::Result<void>)> deliver) {
-  loop_.post([this, deliver = std::move(deliver)] { deliver(with_core([this] { return core_->sync(); })); });
+  loop_.post([this, deliver = std::move(deliver)] { 
+    deliver(with_core([this] {
+      auto synced = core_->sync();
+      if (synced) take_synced();
+      return synced;
+    }));
+  });
 }
 
 void InstanceThread::begin_round() {
@@ -109,6 +130,7 @@ std::size_t InstanceThread::on_frames(net::ConnectionNumber from, std::span<cons
       const std::size_t done = core_->on_frames(core::ConnectionId{from}, frames.first(before), out, most);
       if (const std::uint64_t needed = core_->take_needed(); needed > core_->synced()) {
         awaited_ = std::max(awaited_, needed);
+        awaited_most_ = std::max(awaited_most_, needed);
         if (from == net::kNoConnection) datagram_waits_ = true;
         else if (std::exchange(last_from_, from) != from) crowded_ = kCrowded;
       }
@@ -140,7 +162,7 @@ bool InstanceThread::end_round() {
   const bool later = may_sync_later();
   LocalRequest* const local = local_.take();  // what threads of this process want goes into the same write
   execute(local);
-  const bool kept = close_core_round(later && local == nullptr ? core::Instance::Sync::later : core::Instance::Sync::now);
+  const bool kept = close_core_round(later ? core::Instance::Sync::later : core::Instance::Sync::now);
   for (LocalRequest* one = local; one != nullptr; one = LocalQueue::next(*one)) one->kept = kept;
   LocalQueue::done(local);
   in_round_ = false;
@@ -149,13 +171,17 @@ bool InstanceThread::end_round() {
 }
 
 void InstanceThread::execute(LocalRequest* requests) {
-  for (LocalRequest* one = requests; one != nullptr; one = LocalQueue::next(*one)) one->execute(*core_);
+  if (options_.core.durability == core::Durability::always) (void)core_->take_needed();
+  for (LocalRequest* one = requests; one != nullptr; one = LocalQueue::next(*one)) {
+    one->execute(*core_);
+    one->needed = std::max(one->needed, core_->take_needed());
+  }
 }
 
 // Group commit that overlaps: while a sync is under way on another thread the loop goes on, serves reads, and gathers changes
 // for the next one; the replies of what is not synced yet wait in the endpoint. For one connection that waits for each answer
 // there is nothing to gather, and waking a thread costs as much as the sync: then it is done here, as it is where other
-// instances, callers of this process or datagrams are concerned.
+// instances or datagrams are concerned. Callers of this process sync what they need themselves (wait_synced()).
 bool InstanceThread::may_sync_later() {
   const bool quiet = std::exchange(quiet_before_tick_, std::nullopt).value_or(core_->is_quiet());
   if (options_.core.durability != core::Durability::always || std::exchange(datagram_waits_, false)) return false;
@@ -182,9 +208,7 @@ bool InstanceThread::close_core_round(core::Instance::Sync sync) {
   }
   if (!written) {
     if (was_well) logger().error("the store failed and only reads from now on", {{"error", written.error()}});
-    unsynced_.clear();
-    if (in_round_) endpoint_->give_up_waiting();
-    else loop_.post([this] { if (endpoint_) endpoint_->give_up_waiting(); });
+    give_up();
     return false;
   }
   if (!quiet) core_->finish_round(clock_.now());
@@ -203,34 +227,109 @@ bool InstanceThread::close_core_round(core::Instance::Sync sync) {
   return true;
 }
 
+// The store failed: what waits to be shown never will be.
+void InstanceThread::give_up() {
+  failed_ = true;
+  unsynced_.clear();
+  end_waiting(false);
+  if (in_round_ && endpoint_) endpoint_->give_up_waiting();
+  else loop_.post([this] { if (endpoint_) endpoint_->give_up_waiting(); });  // from a caller's thread
+}
+
 // All that was changed is synced, or what was so far: that may leave now.
 void InstanceThread::take_synced() {
   for (; !unsynced_.empty() && unsynced_.front().round <= core_->synced(); unsynced_.pop_front())
     send_out(std::move(unsynced_.front().sends));
   if (core_->changed_until() <= core_->synced()) unsynced_since_ = {};
-  if (std::exchange(told_synced_, core_->synced()) == core_->synced()) return;
+  if (synced_ == core_->synced()) return;
+  synced_ = core_->synced();
+  end_waiting(true);
+  if (awaited_most_ <= told_synced_) return;  // nobody there waits
+  told_synced_ = synced_;
   if (in_round_) return endpoint_->release(told_synced_);
-  loop_.post([this, synced = told_synced_] {  // a caller's thread
+  loop_.post([this, synced = told_synced_] {  // from a caller's thread
     if (endpoint_) endpoint_->release(synced);
   });
 }
 
-// By another thread; on the loop's.
-void InstanceThread::on_synced(const base::Result<void>& outcome) {
+// Of callers who do not wait: those whose time has come; not well: all.
+void InstanceThread::end_waiting(bool well) {
+  const auto first = std::stable_partition(waiting_.begin(), waiting_.end(), [&](const Waiting& one) { return well && one.round > synced_; });
+  std::vector<Waiting> ended(std::make_move_iterator(first), std::make_move_iterator(waiting_.end()));
+  waiting_.erase(first, waiting_.end());
+  for (Waiting& one : ended) one.then(well);
+  if (!well) {
+    syncs_ended_++;
+    syncs_ended_.notify_all();
+  }
+}
+
+void InstanceThread::run_local(LocalRequest& request, std::function<void(bool)> then) {
+  local_.run(request);
+  if (!request.kept || request.needed <= synced_.load()) return void(request.needed = 0);
+  const LocalQueue::Hold hold(local_);
+  if (synced_ >= request.needed) return void(request.needed = 0);
+  if (core_ == nullptr || !core_->failure().empty()) return then(false);
+  waiting_.push_back({request.needed, std::move(then)});
+  start_sync();
+}
+
+// Whoever finds no sync under way does one, for all who have changed something until then; those who come meanwhile wait for its
+// end, and one of them does the next.
+bool InstanceThread::wait_synced(std::uint64_t round) {
+  while (synced_ < round) {
+    const std::uint32_t ended = syncs_ended_.load();
+    std::unique_ptr<novoht::SyncJob> job;
+    {
+      const LocalQueue::Hold hold(local_);
+      if (synced_ >= round) break;
+      if (core_ == nullptr || !core_->failure().empty()) return false;
+      if (!syncing_) {
+        auto begun = core_->begin_sync();
+        if (!begun) {
+          give_up();
+          return false;
+        }
+        job = *std::move(begun);
+        syncing_ = caller_syncs_ = true;
+      }
+    }
+    if (job == nullptr) {
+      syncs_ended_.wait(ended);
+      continue;
+    }
+    const auto outcome = job->run();
+    job.reset();
+    const LocalQueue::Hold hold(local_);
+    caller_syncs_ = false;
+    end_sync(outcome);
+    // Callers go on themselves; connections of the loop, and callers who do not wait, have to be thought of.
+    if (awaited_most_ > synced_ || !waiting_.empty() || !unsynced_.empty()) start_sync();
+  }
+  return true;
+}
+
+void InstanceThread::end_sync(const base::Result<void>& outcome) {
   syncing_ = false;
-  if (!core_) return;
-  const bool within = std::exchange(in_round_, true);
-  if (!within) local_.lock();
   core_->finish_sync(outcome);
   if (outcome) {
     if (unsynced_since_ != base::Time{}) note_times(unsynced_since_);
-    if (options_.core.durability == core::Durability::always) sync_in_background();  // what came meanwhile
     take_synced();
   } else {
     logger().error("sync failed, the store only reads from now on", {{"error", outcome.error()}});
-    unsynced_.clear();
-    if (endpoint_) endpoint_->give_up_waiting();
+    give_up();
   }
+  syncs_ended_++;
+  syncs_ended_.notify_all();
+}
+
+// By another thread; on the loop's.
+void InstanceThread::on_synced(const base::Result<void>& outcome) {
+  if (!core_) return;
+  const bool within = std::exchange(in_round_, true);
+  if (!within) local_.lock();
+  end_sync(outcome);
+  if (outcome && options_.core.durability == core::Durability::always) start_sync();  // what came meanwhile
   in_round_ = within;
   if (!within) local_.unlock();
 }
@@ -332,10 +431,12 @@ void InstanceThread::note_times(base::Time since, bool changes_too) {
 // One round for callers of this process, on the thread of whoever holds the core.
 void InstanceThread::local_round(LocalRequest* requests) {
   if (core_ == nullptr) return;  // stopped; `kept` stays false
+  requests->expect(*core_);
   const base::Time now = clock_.now();
   core_->begin_round(now, wall_at(now));
   execute(requests);
-  const bool kept = close_core_round();
+  const bool later = options_.core.durability == core::Durability::always && core_->is_quiet();
+  const bool kept = close_core_round(later ? core::Instance::Sync::later : core::Instance::Sync::now);
   for (LocalRequest* one = requests; one != nullptr; one = LocalQueue::next(*one)) one->kept = kept;
 }
 
@@ -350,16 +451,19 @@ void InstanceThread::detach(net::ConnectionNumber connection) {
   if (core_ != nullptr) core_->on_closed(core::ConnectionId{connection});
 }
 
-// The sync itself runs elsewhere, so that a slow disk delays no request.
 void InstanceThread::sync_in_background() {
-  if (syncing_) return;
-  auto begun = with_core([this]() -> base::Result<std::unique_ptr<novoht::SyncJob>> {
-    if (!core_->dirty() || !core_->failure().empty()) return std::unique_ptr<novoht::SyncJob>();
-    return core_->begin_sync();
-  });
-  if (!begun || *begun == nullptr) return;
+  with_core([this] { start_sync(); });
+}
+
+// The sync itself runs elsewhere, so that a slow disk delays no request. The core is in hand.
+void InstanceThread::start_sync() {
+  if (syncing_ || stopping_ || !core_->failure().empty()) return;
+  // Housekeeping may have synced what somebody waits for; it is said of a sync that was begun here.
+  if (!core_->dirty() && core_->changed_until() <= core_->synced()) return;
+  auto begun = core_->begin_sync();
+  if (!begun) return give_up();
   syncing_ = true;
-  asio::post(sync_pool_, [this, job = std::shared_ptr<novoht::SyncJob>(std::move(*begun))] {
+  asio::post(sync_pool_, [this, job = std::shared_ptr<novoht::SyncJob>(*std::move(begun))] {
     loop_.post([this, outcome = job->run()] { on_synced(outcome); });
   });
 }

@@ -104,8 +104,16 @@ class InstanceThread final : private net::FrameHandler {
   void sync(std::function<void(base::Result<void>)> deliver);
 
   // For clients of this process; any thread. Executes `request` in a round, on this thread or with those of others.
-  // request.kept is false when the round was lost or the instance has stopped.
-  void run_local(LocalRequest& request) { local_.run(request); }
+  // request.kept is false when the round was lost or the instance has stopped. What has to be synced before it may be shown is
+  // synced when it returns: by this thread, without the core in hand, or by another that was at it (wait_synced()).
+  void run_local(LocalRequest& request) {
+    local_.run(request);
+    if (request.needed > synced_.load()) [[unlikely]]
+      request.kept = request.kept && wait_synced(request.needed);
+  }
+  // The same for who has other things to do meanwhile: `then` hears when what was needed is synced, or (false) never will be; at
+  // once, or later on any thread with the core in hand: it must only hand on. Not called where nothing is needed.
+  void run_local(LocalRequest& request, std::function<void(bool)> then);
   // What the core sends to `connection` on its own (callbacks) goes to `deliver`, on any thread and inside a round: it must
   // only hand the frame on. An empty frame: the instance has stopped. Connection numbers from kFirstLocal on are theirs.
   static constexpr net::ConnectionNumber kFirstLocal = net::ConnectionNumber{1} << 63;
@@ -120,6 +128,11 @@ class InstanceThread final : private net::FrameHandler {
   void on_closed(net::ConnectionNumber connection) override;
   bool end_round() override;
   void sync_in_background();
+  void start_sync();
+  void end_sync(const base::Result<void>& outcome);
+  bool wait_synced(std::uint64_t round);
+  void end_waiting(bool well);
+  void give_up();
   void local_round(LocalRequest* requests);
   void execute(LocalRequest* requests);
   bool close_core_round(core::Instance::Sync sync = core::Instance::Sync::now);
@@ -162,14 +175,22 @@ class InstanceThread final : private net::FrameHandler {
     std::vector<core::Send> sends;
   };
   std::deque<Unsynced> unsynced_;
-  std::uint64_t awaited_ = 0;
+  std::uint64_t awaited_ = 0, awaited_most_ = 0;
   std::uint64_t told_synced_ = 0;     // to the endpoint
+  std::atomic<std::uint64_t> synced_{0};     // as the core has it
+  std::atomic<std::uint32_t> syncs_ended_{0};  // who waits for one waits here
+  struct Waiting {
+    std::uint64_t round = 0;
+    std::function<void(bool)> then;
+  };
+  std::vector<Waiting> waiting_;
   base::Time unsynced_since_{};       // when the first round began that waits; epoch: none does
   net::ConnectionNumber last_from_ = net::kNoConnection;
   int crowded_ = 0;               // rounds, until which a sync is thought to be worth another thread
   bool datagram_waits_ = false;   // in the round at hand
   std::optional<bool> quiet_before_tick_;  // the same
-  bool syncing_ = false;
+  bool stopping_ = false;
+  bool syncing_ = false, caller_syncs_ = false;  // one at a time: by the pool, or by a caller of this process
   std::atomic<bool> failed_{false};
   bool in_round_ = false;  // of the loop's thread, which then holds local_
   LocalQueue local_{[this](LocalRequest* requests) { local_round(requests); }};  // whoever holds it owns core_ and sinks_

@@ -25,8 +25,11 @@ namespace zht::server {
 class LocalRequest {
  public:
   virtual ~LocalRequest() = default;
+  virtual void expect(const core::Instance&) {}  // right before the round: memory may be asked for
   virtual void execute(core::Instance& core) = 0;  // inside a round, on whichever thread holds the instance
   bool kept = false;  // the round ended well; else nothing it answered may be believed
+  // Durability always: what it answered may not be shown before this round's changes are synced; 0: it may.
+  std::uint64_t needed = 0;
 
  private:
   friend class LocalQueue;
