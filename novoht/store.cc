@@ -1451,6 +1451,7 @@ Result<void> StoreImpl::recover() {
   recovered_bytes_ += scan.bytes;
   torn_bytes_ = scan.torn_bytes;
   if (!options_.read_only) {
+    if (torn_bytes_ > 0 && options_.companion != nullptr) TRY(options_.companion->torn());
     for (const std::string& name : leftovers) TRY(files_.remove(path_of(name)));
     TRY(core::mend_log(files_, folder_, scan));
   }

@@ -120,6 +120,9 @@ class Companion {
     return {};
   }
   virtual std::string attachment(TableId table) = 0;
+  // The log ends in a bad record, and what is left of that is about to be cut off: an embedder whom it matters to, also after a
+  // crash in the middle of opening, makes a durable note of it first. (Only while opening, and not to read only.)
+  virtual Result<void> torn() { return {}; }
 };
 
 struct Options {

@@ -329,6 +329,61 @@ TEST_F(Restart, ALogThatEndsInABadRecordIsNotSure) {
   EXPECT_EQ(sure(), 2u);
 }
 
+// The bad record is cut off while the store opens, and that is all that told of it.
+TEST_F(Restart, WhoEndsInTheMiddleOfOpeningABadLogIsNotSureTheNextTime) {
+  open("one", true);
+  append("k");
+  end(false);
+  std::map<std::string, std::string> before;
+  for (const std::string& path : disk.paths()) {
+    std::string bytes = disk.contents(path);
+    const std::size_t last = bytes.find_last_not_of('\0');
+    if (path.starts_with("store/log-") && last != std::string::npos && last > 64) bytes[last] = static_cast<char>(bytes[last] ^ 1);
+    before[path] = std::move(bytes);
+  }
+  std::uint64_t operations = 0;
+  for (std::uint64_t stop = 0; stop <= operations; stop++) {  // the first time through, to count them
+    for (bool power : {false, true}) {
+      base::MemoryFiles again;
+      for (const auto& [path, bytes] : before) again.put(path, bytes);
+      options.incarnation = 2;
+      if (stop > 0) again.stop_at(again.operations() + stop);
+      auto opened = ReplicatedStore::open(again, "store", options);
+      if (stop == 0) {
+        ASSERT_TRUE(opened && (*opened)->opened().torn);
+        operations = again.operations();
+      }
+      if (opened) opened->reset();
+      if (power) again.crash(random);
+      else again.kill();
+      options.incarnation = 3;
+      auto next = ReplicatedStore::open(again, "store", options);
+      ASSERT_TRUE(next) << next.error().message;
+      EXPECT_GE((*next)->origin(PartitionId{3}).sure, 2u) << "stopped at operation " << stop << (power ? " by power" : "");
+      EXPECT_FALSE(*again.exists("store/UNSURE"));
+    }
+  }
+  EXPECT_GT(operations, 5u);
+}
+
+TEST_F(Restart, AFailedSyncMakesTheNextLifeUnsure) {
+  for (const bool always : {false, true}) {
+    disk.crash(random);
+    disk = base::MemoryFiles();
+    incarnation = 1;
+    open("one", always);
+    append("k");
+    store->distrust();
+    end(false);
+    open("one", always);
+    EXPECT_EQ(sure(), always ? 1u : 2u);
+    end(false);
+    open("one", always);
+    EXPECT_EQ(sure(), always ? 1u : 2u);
+    end(false);
+  }
+}
+
 TEST_F(Restart, HalfASnapshotIsNothing) {
   open("one");
   append("k");

@@ -228,6 +228,7 @@ void Instance::note_failure(const Result<void>& outcome) {
   if (outcome || !failure_.empty()) return;
   failure_ = outcome.error().message;
   if (options_.clustered) stop_serving();
+  replicated_->distrust();
 }
 
 // Nothing may be acknowledged any more.

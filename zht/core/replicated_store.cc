@@ -13,7 +13,7 @@ using replication::Position;
 
 namespace {
 
-constexpr char kDamagedName[] = "DAMAGED";
+constexpr char kDamagedName[] = "DAMAGED", kUnsureName[] = "UNSURE";
 constexpr std::size_t kMostUndoKeys = 60'000, kMostUndoBytes = std::size_t{256} << 20;
 constexpr std::size_t kPieceSize = std::size_t{256} << 10;
 
@@ -158,13 +158,14 @@ std::optional<std::string> ReplicatedStore::get_origin(Bytes key) const {
 
 Result<void> ReplicatedStore::begin_life() {
   opened_.torn = store_->statistics().torn_bytes_cut > 0;
+  TRY_LET(noted, files_.exists(folder_ + "/" + kUnsureName));
   if (const auto born = get_origin("born")) {
     born_ = decode_number(*born);
     if (const auto unsure = get_origin("unsure")) unsure_ = decode_number(*unsure);
     const auto last = get_origin("life");
     const Life life = last ? decode_life(*last) : Life{};
     const bool same_boot = !options_.boot.empty() && life.boot == options_.boot;
-    opened_.sure = !opened_.torn && (same_boot || life.synced_before_shown || life.closed);
+    opened_.sure = !opened_.torn && !noted && (same_boot || life.synced_before_shown || life.closed);
     if (!opened_.sure) {
       unsure_ = options_.incarnation;
       TRY(put_origin("unsure", encode_number(unsure_)));
@@ -201,7 +202,8 @@ Result<void> ReplicatedStore::begin_life() {
   // Half a snapshot is nothing.
   for (PartitionId partition : half) TRY(forget(partition, options_.incarnation));
   TRY(put_origin("life", encode(Life{options_.boot, options_.synced_before_shown, false})));
-  return store_->sync();
+  TRY(store_->sync());
+  return noted ? files_.remove(folder_ + "/" + kUnsureName) : Result<void>{};
 }
 
 Result<void> ReplicatedStore::close() {
@@ -237,6 +239,18 @@ Result<void> ReplicatedStore::replay(TableId table, Version version, std::uint64
 Result<void> ReplicatedStore::rewound(TableId table, Version to) {
   if (table != kOrigins) results_.rewind(static_cast<PartitionId>(table), to);
   return {};
+}
+
+Result<void> ReplicatedStore::torn() {
+  if (!options_.clustered) return {};
+  TRY_LET(file, files_.open(folder_ + "/" + kUnsureName, base::OpenMode::create));
+  TRY(file->sync());
+  return files_.sync_folder(folder_);
+}
+
+// Not synced: on a failing disk that may take for ever, and after another boot it need not be known.
+void ReplicatedStore::distrust() {
+  if (options_.clustered && !options_.synced_before_shown) (void)files_.open(folder_ + "/" + kUnsureName, base::OpenMode::create).has_value();
 }
 
 std::string ReplicatedStore::attachment(TableId table) {

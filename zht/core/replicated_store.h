@@ -9,9 +9,13 @@
 // A life is *sure* of its log when nothing that it acknowledged can be missing:
 //   the log ends in a bad record             not sure: that record may have been acknowledged before it rotted (the store
 //                                            tells it from a log that ends well wherever the log ends)
+//   a write or a sync failed                 not sure, unless durability is always: the disk may not have what the system's
+//                                            cache had
 //   same boot of the machine as before       sure: what was written is in the system's cache, whatever killed the process
 //   durability always                        sure: what was acknowledged was synced
 //   another boot                             sure only if the last life said at its end that all was synced
+// What makes it unsure is noted in a file, UNSURE, until the store says so itself: the bad record is cut off while the store opens,
+// and a process that ends in the middle of that must not be sure the next time.
 // A log that is damaged elsewhere is put aside (files named damaged-*) and another begun: every partition counts as lost
 // here, and is healed by a peer.
 #pragma once
@@ -57,6 +61,8 @@ class ReplicatedStore final : public replication::ReplicaStore, private novoht::
   const novoht::Store& tables() const { return *store_; }
   ResultTable& results() { return results_; }
   std::vector<PartitionId> partitions() const;  // that have an entry
+  // A write or a sync failed. What was written may not be on the disk, though it can be read: the next life must not be sure.
+  void distrust();
   // Everything is synced and nothing more will be written in this life: the next one, after whatever boot, is sure.
   Result<void> close();
 
@@ -108,6 +114,7 @@ class ReplicatedStore final : public replication::ReplicaStore, private novoht::
   Result<void> replay(novoht::TableId table, Version version, std::uint64_t epoch, Bytes note) override;
   Result<void> rewound(novoht::TableId table, Version to) override;
   std::string attachment(novoht::TableId table) override;
+  Result<void> torn() override;
 
   Result<void> begin_life();
   Result<void> put_aside();
