@@ -889,6 +889,13 @@ Cluster::Cluster(std::uint64_t seed, const RunOptions& run) : random(seed * 2 + 
     weigh(Fault::pause, 4);
     weigh(Fault::isolate, 2);
   }
+  if (options.emphasis == RunOptions::Emphasis::loaded) {  // nothing fails, but one process or two of six never come to run
+    loss_ = repeat_ = crash_point_ = round_pause = 0;
+    rot_allowed_ = false;
+    weights_.fill(0);
+    weigh(Fault::pause, 1);
+    pace_ = 0.5;
+  }
   if (options.emphasis == RunOptions::Emphasis::keepers) {  // others keep again and again, and votes are interrupted
     replace_after = 300 * ms;
     pace_ = 0.5;
@@ -1117,7 +1124,8 @@ void Cluster::restart(int i) {
 
 void Cluster::fault() {
   if (now >= stop_faults) return;
-  const Micros hold = random.chance(0.3) ? between(random, 10 * ms, 150 * ms) : between(random, 150 * ms, 1200 * ms);
+  const bool loaded = options.emphasis == RunOptions::Emphasis::loaded;
+  const Micros hold = random.chance(0.3) ? between(random, 10 * ms, 150 * ms) : between(random, 150 * ms, loaded ? 500 * ms : 1200 * ms);
   const auto any_node = [&] { return static_cast<int>(random.below(kNodes)); };
   const std::uint32_t p = static_cast<std::uint32_t>(random.below(partition_count));
   const int primary = static_cast<int>(static_cast<std::uint32_t>(latest_[p].primary.instance));

@@ -37,6 +37,80 @@ TEST_F(TrioTest, ADeadMemberIsDroppedThoughViewsFollowEachOther) {
   EXPECT_TRUE(replication::in_sync(view, {InstanceId{2}, 1}));
 }
 
+TEST_F(TrioTest, WhoWasStoppedItselfDropsNobody) {
+  const replication::View before = view;
+  paused = {0};
+  run(210ms);  // longer than `drop`, not as long as `grace`
+  paused.clear();
+  run(300ms);
+  EXPECT_EQ(view, before);
+}
+
+// On a machine with too much to do each member does not run for a while, again and again.
+TEST_F(TrioTest, AMemberThatIsStoppedAgainAndAgainIsGivenMoreTime) {
+  const auto changes_in_five_stops = [&] {
+    const std::uint64_t before = replication::number(view.epoch);
+    for (int i = 0; i < 5; i++) {
+      paused = {1};
+      run(300ms);
+      paused.clear();
+      run(500ms);
+    }
+    return replication::number(view.epoch) - before;
+  };
+  EXPECT_GT(changes_in_five_stops(), 0u);
+  EXPECT_EQ(changes_in_five_stops(), 0u);
+  // Who does not come back is dropped all the same.
+  paused = {1};
+  run(1s);
+  EXPECT_FALSE(replication::contains(view.sync, all[1].core->self()));
+  paused.clear();
+  // After some time of peace it is not waited for longer than others.
+  run(30s);
+  ASSERT_TRUE(replication::is_member(view, all[1].core->self()));
+  const replication::Member other = view.sync.back();
+  ASSERT_NE(other, view.primary);
+  paused = {static_cast<std::size_t>(other.instance)};
+  run(250ms);
+  EXPECT_FALSE(replication::contains(view.sync, other));
+}
+
+// The first view names all; who is started some time after the others is not thrown out for it.
+TEST(Founding, WhoStartsLaterIsWaitedFor) {
+  Trio trio;
+  trio.view.epoch = Epoch{1};
+  trio.view.need = 2;
+  trio.view.primary = {InstanceId{0}, 1};
+  trio.view.sync = {trio.view.primary, {InstanceId{1}, 1}};
+  trio.view.learners = {{InstanceId{2}, 1}};
+  trio.open(0);
+  trio.run(500ms);
+  trio.open(2);
+  trio.run(500ms);
+  trio.open(1);
+  trio.run(500ms);
+  EXPECT_EQ(trio.view.epoch, Epoch{1}) << to_string(trio.view);
+  const auto number = trio.ask(0, Operation::insert("k", "v"), 1);
+  trio.run(100ms);
+  EXPECT_TRUE(trio.answer(0, number).ok());
+}
+
+TEST(Founding, WhoNeverStartsIsNotWaitedForLong) {
+  Trio trio;
+  trio.view.epoch = Epoch{1};
+  trio.view.need = 2;
+  trio.view.primary = {InstanceId{1}, 1};
+  trio.view.sync = {trio.view.primary, {InstanceId{0}, 1}};
+  trio.view.learners = {{InstanceId{2}, 1}};
+  trio.open(0);
+  trio.open(2);
+  trio.run(3s);
+  EXPECT_EQ(trio.view.primary.instance, InstanceId{0});
+  const auto number = trio.ask(0, Operation::insert("k", "v"), 1);
+  trio.run(300ms);
+  EXPECT_TRUE(trio.answer(0, number).ok());
+}
+
 TEST_F(TrioTest, AReadWaitsForTheChangeItSaw) {
   cut = {1};
   granting = false;

@@ -53,10 +53,22 @@ class Channel {
 
   // --- both ---
   base::Time heard() const { return heard_; }
-  void hear(base::Time now) { heard_ = std::max(heard_, now); }
+  base::Time first_heard() const { return first_heard_; }
+  // True: it was suspected, and lives.
+  bool hear(base::Time now) {
+    if (first_heard_ == base::Time{}) first_heard_ = now;
+    heard_ = std::max(heard_, now);
+    return std::exchange(suspected_, false);
+  }
+  // This instance did not run for so long: silence meanwhile says nothing of the other one.
+  void excuse(base::Duration time, base::Time now) {
+    if (heard_ != base::Time{}) heard_ = std::min(now, heard_ + time);
+  }
+  void suspect() { suspected_ = true; }  // it is taken for dead, for its silence
 
  private:
-  base::Time heard_{};
+  base::Time first_heard_{}, heard_{};
+  bool suspected_ = false;
   base::Time answered_{};
   std::uint64_t seen_ = 0;
   std::unordered_map<std::uint32_t, Epoch> left_;  // by partition

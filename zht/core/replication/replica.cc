@@ -347,6 +347,12 @@ base::Time Replica::heard(Member peer, const Follower& follower) const {
   return here ? std::max(follower.since, channel.heard()) : follower.since;
 }
 
+base::Duration Replica::patience(Member peer, base::Duration least) const {
+  const base::Time first = host_.channel(peer).first_heard();
+  const bool starting = view_.epoch == Epoch{1} && (first == base::Time{} || host_.now() - first < least);
+  return std::max(host_.patience(least), starting ? host_.timing().founding : base::Duration{});
+}
+
 void Replica::on_ack(Member from, const Ack& ack) {
   if (ack.epoch > view_.epoch) return ask_view(from);
   if (ack.verdict == Verdict::behind || ack.epoch < view_.epoch) {
@@ -616,7 +622,8 @@ void Replica::tick() {
         propose({Kind::promote, view_.epoch, host_.self(), host_.self()});
       return;
     case Role::sync:
-      if (!deposing_ && now - std::max(adopted_at_, host_.channel(view_.primary).heard()) > host_.timing().grace) {
+      if (!deposing_ && now - std::max(adopted_at_, host_.channel(view_.primary).heard()) > patience(view_.primary, host_.timing().grace)) {
+        host_.channel(view_.primary).suspect();
         // From here on the primary gets no answer that could count in this partition.
         deposing_ = true;
         if (!broken(Defect::keep_answering)) host_.channel(view_.primary).depart(partition_, view_.epoch);
@@ -625,6 +632,12 @@ void Replica::tick() {
       return;
     case Role::stranger: return tick_stranger();
   }
+}
+
+void Replica::excuse(base::Duration time) {
+  const base::Time now = host_.now();
+  adopted_at_ = std::min(now, adopted_at_ + time);
+  for (auto& [peer, follower] : followers_) follower.since = std::min(now, follower.since + time);
 }
 
 void Replica::tick_stranger() {
@@ -726,7 +739,7 @@ void Replica::continue_wish() {
       wish_ = {};
       return;
     }
-    if (!wish_sent_ && (follower.stuck || follower.full || now - heard(wish_.target, follower) > 2 * timing.drop)) {
+    if (!wish_sent_ && (follower.stuck || follower.full || now - heard(wish_.target, follower) > patience(wish_.target, 2 * timing.drop))) {
       wish_ = {};
       return;
     }
@@ -757,12 +770,16 @@ void Replica::tick_primary() {
   for (Member one : view_.sync) {
     if (is_me(one)) continue;
     const Follower& follower = followers_.at(one);
-    if (follower.stuck || follower.full || now - heard(one, follower) > timing.drop) return want(Kind::remove, one);
+    const bool silent = now - heard(one, follower) > patience(one, timing.drop);
+    if (silent) host_.channel(one).suspect();
+    if (follower.stuck || follower.full || silent) return want(Kind::remove, one);
   }
   for (Member one : view_.learners) {
     const Follower& follower = followers_.at(one);
     const bool urgent = view_.sync.size() < timing.sync_copies;  // changes wait for someone who can be made synchronous
-    if (follower.full || now - heard(one, follower) > (urgent ? 1 : 3) * timing.drop) return want(Kind::remove, one);
+    const bool silent = now - heard(one, follower) > patience(one, (urgent ? 1 : 3) * timing.drop);
+    if (silent) host_.channel(one).suspect();
+    if (follower.full || silent) return want(Kind::remove, one);
   }
   // Without room here, let one lead that has some.
   if (full_)

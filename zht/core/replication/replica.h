@@ -28,6 +28,7 @@ struct Timing {
   base::Duration drop = std::chrono::milliseconds(150);    // the primary drops a sync member silent this long,
                                                            // and a learner silent three times as long
   base::Duration retry = std::chrono::milliseconds(60);    // what was not answered is said again
+  base::Duration founding = std::chrono::seconds(2);       // who is in the first view and was never heard may yet be starting
   base::Duration shun = std::chrono::seconds(2);           // who fell out of a view is taken in last for this long
   std::size_t copies = 3;                                  // members wanted, learners included
   std::size_t sync_copies = 2;                             // members that have every acknowledged change: once a view has
@@ -85,6 +86,8 @@ class ReplicaHost {
   virtual base::Time now() const = 0;
   virtual ReplicaStore& store() = 0;
   virtual Channel& channel(Member peer) = 0;
+  // How long another may be silent before it is taken for dead, where `least` is enough in good times.
+  virtual base::Duration patience(base::Duration least) const = 0;
   virtual PeerMessage& message_to(InstanceId peer) = 0;  // of this round
   virtual base::Time last_beacon() const = 0;            // the last stamp given out
   virtual void want_beacon() = 0;                        // one at the end of this round
@@ -149,6 +152,8 @@ class Replica {
   void on_piece_ack(Member from, const SnapshotAck& ack);
   void on_standing(Member from, const Standing& standing);
   void tick();
+  // The instance did not run for so long: nobody's silence meanwhile counts.
+  void excuse(base::Duration time);
   // Everything up to the entry that was last when `mark` was taken is durable.
   void mark(std::uint64_t serial);
   void on_durable(std::uint64_t serial);
@@ -226,6 +231,7 @@ class Replica {
   void resume(Follower& follower, const Ack& ack);
   Version first_of_epoch(Version sequence) const;  // of the run that `sequence` lies in; base_ where it is not known
   base::Time heard(Member peer, const Follower& follower) const;
+  base::Duration patience(Member peer, base::Duration least) const;
 
   void propose(const Change& change);
   void tick_primary();

@@ -77,7 +77,7 @@ Site Replicator::site_of(InstanceId instance) const {
 void Replicator::on_message(const PeerMessage& message) {
   if (failed_ || message.to != self_.instance || message.from.instance == self_.instance) return;
   Channel& channel = channels_[message.from];
-  channel.hear(now_);
+  if (channel.hear(now_)) note_mistake();
   if (message.beacon != base::Time{}) channel.on_beacon(message.beacon, message.seen);
   if (message.answered != base::Time{} && message.answering == self_) channel.on_answer(message.answered, message.generation, message.departures);
   for (const ViewNews& one : message.views) {
@@ -96,7 +96,29 @@ void Replicator::on_message(const PeerMessage& message) {
     if (Replica* const replica = find(one.partition)) replica->on_standing(message.from, one);
 }
 
+int Replicator::mistakes() const {
+  const auto steps = (now_ - mistaken_at_) / std::chrono::seconds(10);
+  return steps >= mistakes_ ? 0 : mistakes_ - static_cast<int>(steps);
+}
+
+void Replicator::note_mistake() {
+  constexpr int kMost = 2;
+  mistakes_ = std::min(mistakes() + 1, kMost);
+  mistaken_at_ = now_;
+}
+
+// Who was stopped, or did not come to run, has heard nobody: that is not to be laid to the others.
+void Replicator::excuse_silence() {
+  const base::Duration passed = ticked_ == base::Time{} ? base::Duration{} : now_ - ticked_;
+  ticked_ = now_;
+  const base::Duration missed = passed - 2 * timing_.beacon;
+  if (missed <= base::Duration{}) return;
+  for (auto& [peer, channel] : channels_) channel.excuse(missed, now_);
+  for (PartitionId partition : partitions_) replicas_[static_cast<std::uint32_t>(partition)].replica->excuse(missed);
+}
+
 void Replicator::tick() {
+  excuse_silence();
   if (!failed_) {
     for (PartitionId partition : partitions_) {
       Slot& slot = replicas_[static_cast<std::uint32_t>(partition)];

@@ -94,6 +94,7 @@ class Replicator final : public ReplicaHost {
   base::Time now() const override { return now_; }
   ReplicaStore& store() override { return store_; }
   Channel& channel(Member peer) override { return channels_[peer]; }
+  base::Duration patience(base::Duration least) const override { return least * (1 << mistakes()); }
   PeerMessage& message_to(InstanceId peer) override;
   base::Time last_beacon() const override { return last_beacon_; }
   void want_beacon() override { beacon_wanted_ = true; }
@@ -108,6 +109,9 @@ class Replicator final : public ReplicaHost {
   void on_committed(PartitionId partition, Version first, Version last) override;
   void on_broken(PartitionId partition, std::string_view what) override;
 
+  void excuse_silence();
+  void note_mistake();
+  int mistakes() const;
   void send_beacons();
   void answer_beacon(Member peer, Channel& channel);
 
@@ -134,7 +138,11 @@ class Replicator final : public ReplicaHost {
   std::vector<ViewNews> news_;
   std::vector<Candidate> candidates_;
   std::map<InstanceId, Site> sites_;
-  base::Time now_{}, last_beacon_{}, next_beacon_{}, next_farewell_{};
+  base::Time now_{}, last_beacon_{}, next_beacon_{}, next_farewell_{}, ticked_{};
+  // Who was taken for dead and was not: each time all are given twice as long, up to four times. On a machine that has too much to
+  // do views would change all the time else, and help nobody. That passes, a step in ten seconds.
+  int mistakes_ = 0;
+  base::Time mistaken_at_{};
   std::uint64_t serial_ = 0;
   bool beacon_wanted_ = false, failed_ = false, piece_sent_ = false;
 };
