@@ -326,12 +326,16 @@ void InstanceThread::end_sync(const base::Result<void>& outcome) {
 // By another thread; on the loop's.
 void InstanceThread::on_synced(const base::Result<void>& outcome) {
   if (!core_) return;
-  const bool within = std::exchange(in_round_, true);
-  if (!within) local_.lock();
+  const bool within = in_round_;
+  if (!within) {
+    local_.lock();
+    in_round_ = true;  // not before: whoever holds the core reads it
+  }
   end_sync(outcome);
   if (outcome && options_.core.durability == core::Durability::always) start_sync();  // what came meanwhile
-  in_round_ = within;
-  if (!within) local_.unlock();
+  if (within) return;
+  in_round_ = false;
+  local_.unlock();
 }
 
 void InstanceThread::send_out(std::vector<core::Send> sends) {
