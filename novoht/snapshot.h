@@ -50,11 +50,16 @@ class Import {
   virtual Result<void> write(Bytes bytes) = 0;
   virtual bool complete() const = 0;    // the stream's end has come
   virtual Version version() const = 0;  // the table's, once complete()
-  // Puts the table in place of the one that has its number, with its version, epoch and attachment (Companion::restore, then
-  // replay for its records), even where that one's version was greater. When it returns, the table survives a loss of power;
-  // before, and after an error, the old one does. Takes the time of writing the table. Errors: corrupt (not complete()),
-  // no_space, io, the Companion's.
+  // Puts the table in place of the one that has its number, with its version, epoch and attachment, even where that one's
+  // version was greater. The Companion is told it all (restore, then replay for its records), asked for the attachment that
+  // comes of it and given back what it had; at the end restore has that attachment. When finish() returns, the table survives
+  // a loss of power; before, and after an error, the old one does. Takes the time of writing the table. Errors: corrupt (not
+  // complete()), no_space, io, the Companion's; the import has failed then.
   virtual Result<void> finish() = 0;
+  // The same in pieces, for who must not stop so long: takes about `bytes` of the table, leaves writing and syncs to a thread,
+  // and returns whether that was the end, which takes a sync of the folder. Where the table that has its number is changed
+  // between two pieces, the next one begins again, and does all of it.
+  virtual Result<bool> finish_some(std::size_t bytes) = 0;
 };
 
 // A record of a table as it lies in the log.

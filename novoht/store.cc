@@ -269,8 +269,9 @@ class StoreImpl final : public Store, private core::SnapshotHost, private core::
   }
   std::uint64_t birth_of(TableId table) override { return tables_.get(table, arena_, cold_.get()).birth; }
   std::unique_ptr<core::Shadow> make_shadow() override { return std::make_unique<HiddenTable>(*this); }
-  Result<void> install(TableId table, std::unique_ptr<core::Shadow> shadow, const core::Imported& imported) override;
-  Result<std::uint64_t> write_whole_checkpoint(const core::Table& table, const core::CheckpointHeader& header, Bytes attachment);
+  Result<bool> install(TableId table, std::unique_ptr<core::Shadow>& shadow, std::unique_ptr<core::Installation>& installation,
+                       const core::Imported& imported, std::size_t bytes, bool all) override;
+  Result<std::string> attachment_of(TableId id, const core::Imported& imported);
   class HiddenTable final : public core::Shadow {
    public:
     explicit HiddenTable(StoreImpl& store)
@@ -306,7 +307,7 @@ class StoreImpl final : public Store, private core::SnapshotHost, private core::
   static constexpr std::size_t kSlicesWaiting = 4;    // at most, while one is written
   // Those that are written: they are synced and named together, for a sync costs as much for many as for one, and with hundreds
   // of tables the log would grow meanwhile to many times what it may be.
-  static constexpr std::size_t kTogether = 32;
+  static constexpr std::size_t kNamedTogether = 32;
   static constexpr std::uint64_t kTogetherBytes = std::uint64_t{16} << 20;
   struct Written {
     TableId table;
@@ -348,6 +349,7 @@ class StoreImpl final : public Store, private core::SnapshotHost, private core::
   bool starved_ = false;        // there was no room for another segment
   std::multiset<Position> held_;  // from where exports and tails have still to read
   int hidden_ = 0;                // tables being imported: evacuation would not find their entries
+  std::uint64_t installations_ = 0;
   std::vector<Doomed> doomed_;  // dropped tables whose checkpoint may still be there
   std::vector<Change> with_removes_;
   mutable std::array<Deferred, kAhead> deferred_;  // those from begin to end, modulo
@@ -674,65 +676,83 @@ Result<std::unique_ptr<LogTail>> StoreImpl::begin_tail(TableId table, Version af
   return std::unique_ptr<LogTail>(new core::TableTail(*this, *this, table, after, from));
 }
 
-Result<std::uint64_t> StoreImpl::write_whole_checkpoint(const core::Table& table, const core::CheckpointHeader& header,
-                                                        Bytes attachment) {
-  TRY_LET(writer, core::CheckpointWriter::begin(files_, path_of(core::checkpoint_name(header.table)), header, attachment));
-  for (bool all = false; !all;) {
-    TRY_LET(taken, writer->take_some(table, cold_.get(), std::size_t{1} << 20));
-    all = taken;
-    writer->hand_over();
-    TRY(writer->write_taken());
-  }
-  const auto finish = [&]() -> Result<void> {
-    TRY(writer->write_end({.entries = writer->entries(), .version = header.version, .position = header.position}));
-    TRY(writer->sync());
-    TRY(writer->give_name());
-    return files_.sync_folder(folder_);
-  };
-  auto finished = finish();
-  if (finished) return writer->size();
-  // Which of the two tables the next open will find is not known now: then nothing may be written for either.
-  if (finished.code() != Code::no_space) log_.fail_with(finished.error());
-  return std::move(finished).error();
-}
-
 // The imported table's checkpoint takes the place of the old one's by one rename; from its position on there is no record of
 // the table yet, and those before are then of no interest.
-Result<void> StoreImpl::install(TableId id, std::unique_ptr<core::Shadow> shadow, const core::Imported& imported) {
+Result<bool> StoreImpl::install(TableId id, std::unique_ptr<core::Shadow>& shadow, std::unique_ptr<core::Installation>& installation,
+                                const core::Imported& imported, std::size_t bytes, bool all) {
   settle();
   if (log_.failed()) return log_.failure();
-  (void)wait_for_background().has_value();  // a failing checkpoint is not this call's matter
-  TRY(log_.sync());
+  const TableState* const old = tables_.find(id);
+  const core::Installation::Before before{old == nullptr ? 0 : old->birth, old == nullptr ? 0 : old->version};
+  if (installation != nullptr && installation->before() != before) {
+    installation.reset();
+    all = true;
+  }
   Companion* const companion = options_.companion;
-  const std::string before = companion == nullptr ? std::string() : companion->attachment(id);
-  const auto tell_companion = [&]() -> Result<void> {
-    TRY(companion->restore(id, imported.attachment));
-    for (const auto& note : imported.notes) TRY(companion->replay(id, note.version, note.epoch, note.note));
-    return {};
-  };
-  const auto write = [&]() -> Result<std::uint64_t> {
-    if (companion != nullptr) TRY(tell_companion());
+  if (installation == nullptr) {
+    std::string attachment = imported.attachment;
+    if (companion != nullptr) {
+      TRY_LET(known, attachment_of(id, imported));
+      attachment = std::move(known);
+    }
     const core::CheckpointHeader header{
         .store = id_, .table = id, .version = imported.version, .epoch = imported.epoch, .position = log_.position()};
-    return write_whole_checkpoint(shadow->table(), header, companion == nullptr ? imported.attachment : companion->attachment(id));
-  };
-  // One that is being written has the same temporary name.
+    TRY_LET(begun, core::Installation::begin(files_, folder_, log_, header, attachment, before, ++installations_));
+    installation = std::move(begun);
+  }
+  TRY_LET(written, installation->go_on(shadow->table(), cold_.get(), bytes, all));
+  if (!written) return false;
+  // A checkpoint of the old table must not get the name after this one. (A failing one is not this call's matter.)
+  if (background_.running() && ((checkpoint_ != nullptr && checkpoint_table_ == id) || (old != nullptr && old->awaits_name))) {
+    if (all) {
+      (void)wait_for_background().has_value();
+    } else {
+      auto outcome = background_.poll();
+      if (!outcome) return false;
+      (void)take_background(*std::move(outcome)).has_value();
+    }
+    if (log_.failed()) return log_.failure();
+  }
   forget_checkpoint(id);
-  auto written = write();
-  if (!written) {
-    if (companion != nullptr) TRY(companion->restore(id, before));
-    return std::move(written).error();
+  const std::string attachment = companion == nullptr ? std::string() : companion->attachment(id);
+  if (companion != nullptr) {
+    if (auto told = companion->restore(id, installation->attachment()); !told) {
+      TRY(companion->restore(id, attachment));
+      return std::move(told).error();
+    }
+  }
+  if (auto named = installation->give_name(); !named) {
+    // Which of the two tables the next open will find is not known now: then nothing may be written for either.
+    if (named.code() != Code::no_space) log_.fail_with(named.error());
+    if (companion != nullptr) TRY(companion->restore(id, attachment));
+    return std::move(named).error();
   }
   auto state = static_cast<HiddenTable&>(*shadow).take();
   state->version = imported.version;
   state->epoch = imported.epoch;
-  state->checkpoint_bytes = *written;
+  state->checkpoint_bytes = installation->size();
   state->from = log_.position();
   tables_.put(id, std::move(state));
   extent_until_ = 0;
   std::erase_if(doomed_, [&](const Doomed& one) { return one.table == id; });
   trim_due_ = true;
-  return {};
+  return true;
+}
+
+// The embedder's part of what comes in, as its checkpoint will have it.
+Result<std::string> StoreImpl::attachment_of(TableId id, const core::Imported& imported) {
+  Companion& companion = *options_.companion;
+  const std::string before = companion.attachment(id);
+  const auto tell = [&]() -> Result<void> {
+    TRY(companion.restore(id, imported.attachment));
+    for (const auto& note : imported.notes) TRY(companion.replay(id, note.version, note.epoch, note.note));
+    return {};
+  };
+  auto told = tell();
+  std::string attachment = told ? companion.attachment(id) : std::string();
+  TRY(companion.restore(id, before));
+  if (!told) return std::move(told).error();
+  return attachment;
 }
 
 // --- reading ---
@@ -843,6 +863,7 @@ Result<void> StoreImpl::begin_checkpoint(TableId table) {
 void StoreImpl::forget_checkpoint(TableId table) {
   if (checkpoint_ != nullptr && checkpoint_table_ == table) checkpoint_.reset();
   std::erase_if(written_, [&](const Written& one) { return one.table == table; });
+  if (TableState* const state = tables_.find(table)) state->awaits_name = false;
 }
 
 // Takes some more of the checkpoint, and has it written, in the background, as soon as there is a slice of it; when that was
@@ -1042,7 +1063,7 @@ std::optional<TableId> StoreImpl::next_to_save() const {
 bool StoreImpl::enough_written() const {
   std::uint64_t bytes = 0;
   for (const Written& one : written_) bytes += one.writer->size();
-  return written_.size() >= kTogether || bytes >= kTogetherBytes || naming_due_ || starved_ ||
+  return written_.size() >= kNamedTogether || bytes >= kTogetherBytes || naming_due_ || starved_ ||
          files_.free_bytes(folder_) < 4 * kTogetherBytes;
 }
 

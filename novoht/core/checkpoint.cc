@@ -39,10 +39,12 @@ Result<void> append_entry(std::string& out, const Entry& entry, const ColdValues
 }  // namespace
 
 Result<std::unique_ptr<CheckpointWriter>> CheckpointWriter::begin(base::FileSystem& files, std::string path,
-                                                                  const CheckpointHeader& header, Bytes attachment) {
-  const std::string temporary = path + ".new";
+                                                                  const CheckpointHeader& header, Bytes attachment,
+                                                                  std::string_view suffix) {
+  std::string temporary = path + std::string(suffix);
   TRY_LET(file, files.open(temporary, base::OpenMode::create));
-  std::unique_ptr<CheckpointWriter> writer(new CheckpointWriter(files, std::move(path), std::move(file), header));
+  std::unique_ptr<CheckpointWriter> writer(
+      new CheckpointWriter(files, std::move(path), std::move(temporary), std::move(file), header));
   TRY(writer->file_->truncate(0));
   const std::string magic = checkpoint_magic();
   TRY(writer->file_->write_at(0, magic));
@@ -55,7 +57,7 @@ Result<std::unique_ptr<CheckpointWriter>> CheckpointWriter::begin(base::FileSyst
 CheckpointWriter::~CheckpointWriter() {
   if (finished_) return;
   file_.reset();
-  (void)files_.remove(path_ + ".new").has_value();
+  (void)files_.remove(temporary_).has_value();
 }
 
 Result<void> CheckpointWriter::write(BlockKind kind, Bytes payload) {
@@ -108,7 +110,7 @@ Result<void> CheckpointWriter::sync() { return file_->sync(); }
 
 Result<void> CheckpointWriter::give_name() {
   file_.reset();
-  TRY(files_.rename(path_ + ".new", path_));
+  TRY(files_.rename(temporary_, path_));
   finished_ = true;
   return {};
 }

@@ -16,8 +16,10 @@ namespace novoht::core {
 // Writes <path>.new and renames it to <path>. One thread.
 class CheckpointWriter {
  public:
+  // `suffix`: of the file until it has its name; it ends in .new, which is what is removed when a store is opened.
   static Result<std::unique_ptr<CheckpointWriter>> begin(base::FileSystem& files, std::string path,
-                                                         const CheckpointHeader& header, Bytes attachment);
+                                                         const CheckpointHeader& header, Bytes attachment,
+                                                         std::string_view suffix = ".new");
   ~CheckpointWriter();  // an unfinished one leaves nothing
 
   // Takes some more of `table`, about `bytes`. Returns whether that was all of it. Errors: those of reading a value from
@@ -40,12 +42,13 @@ class CheckpointWriter {
   const CheckpointHeader& header() const { return header_; }
 
  private:
-  CheckpointWriter(base::FileSystem& files, std::string path, std::unique_ptr<base::File> file, CheckpointHeader header)
-      : files_(files), path_(std::move(path)), file_(std::move(file)), header_(header) {}
+  CheckpointWriter(base::FileSystem& files, std::string path, std::string temporary, std::unique_ptr<base::File> file,
+                   CheckpointHeader header)
+      : files_(files), path_(std::move(path)), temporary_(std::move(temporary)), file_(std::move(file)), header_(header) {}
   Result<void> write(BlockKind kind, Bytes payload);
 
   base::FileSystem& files_;
-  const std::string path_;
+  const std::string path_, temporary_;
   std::unique_ptr<base::File> file_;
   const CheckpointHeader header_;
   std::uint64_t offset_ = 0, entries_ = 0, cursor_ = 0, taken_ = 0, expected_until_ = 0;

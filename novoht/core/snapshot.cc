@@ -209,11 +209,16 @@ Result<void> TableImport::take_end(Bytes payload) {
   return {};
 }
 
-Result<void> TableImport::finish() {
+Result<bool> TableImport::finish_within(std::size_t bytes, bool all) {
   if (!complete())
     return base::fail(Code::corrupt, "snapshot offset ", offset_ + buffer_.size(), ": it ends there, in the middle");
   if (shadow_ == nullptr) return base::fail(Code::invalid, "this import is finished");
-  return host_.install(table_, std::move(shadow_), imported_);
+  auto done = host_.install(table_, shadow_, installation_, imported_, bytes, all);
+  if (!done || *done) {
+    installation_.reset();
+    shadow_.reset();
+  }
+  return done;
 }
 
 }  // namespace novoht::core

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "novoht/core/checkpoint.h"
+#include "novoht/core/install.h"
 #include "novoht/core/log_tail.h"
 #include "novoht/snapshot.h"
 
@@ -63,7 +64,10 @@ class ImportHost {
  public:
   virtual ~ImportHost() = default;
   virtual std::unique_ptr<Shadow> make_shadow() = 0;
-  virtual Result<void> install(TableId table, std::unique_ptr<Shadow> shadow, const Imported& imported) = 0;
+  // A piece of it, see Import::finish_some(); or all of it. Returns whether that was the end: `shadow` has been taken then.
+  // `installation`: what is under way; null at first.
+  virtual Result<bool> install(TableId table, std::unique_ptr<Shadow>& shadow, std::unique_ptr<Installation>& installation,
+                               const Imported& imported, std::size_t bytes, bool all) = 0;
 };
 
 class TableImport final : public Import {
@@ -73,9 +77,14 @@ class TableImport final : public Import {
   Result<void> write(Bytes bytes) override;
   bool complete() const override { return stage_ == Stage::ended; }
   Version version() const override { return imported_.version; }
-  Result<void> finish() override;
+  Result<bool> finish_some(std::size_t bytes) override { return finish_within(bytes, false); }
+  Result<void> finish() override {
+    TRY(finish_within(0, true));
+    return {};
+  }
 
  private:
+  Result<bool> finish_within(std::size_t bytes, bool all);
   enum class Stage { magic, header, attachment, entries, records, ended, failed };
   Result<void> take(BlockKind kind, Bytes payload);
   Result<void> take_entries(Bytes payload);
@@ -86,6 +95,7 @@ class TableImport final : public Import {
   ImportHost& host_;
   const TableId table_;
   std::unique_ptr<Shadow> shadow_;
+  std::unique_ptr<Installation> installation_;  // goes first: a thread may be at it
   Imported imported_;
   Stage stage_ = Stage::magic;
   std::string buffer_;        // what has come of the block at offset_

@@ -3,8 +3,10 @@
 #include "novoht/snapshot.h"
 
 #include <gtest/gtest.h>
+#include <stdlib.h>
 
 #include <array>
+#include <filesystem>
 
 #include "novoht/base/memory_files.h"
 #include "novoht/core/format.h"
@@ -82,6 +84,18 @@ Result<void> import_whole(Store& store, Bytes bytes, std::size_t slice = 1000) {
   TRY_LET(in, store.begin_import(kTable));
   for (std::size_t at = 0; at < bytes.size(); at += slice) TRY(in->write(bytes.substr(at, slice)));
   return in->finish();
+}
+
+// The same, finished in pieces, with `between` between them; and how many these were.
+template <typename Between>
+Result<int> import_in_pieces(Store& store, Bytes bytes, std::size_t piece, Between between) {
+  TRY_LET(in, store.begin_import(kTable));
+  TRY(in->write(bytes));
+  for (int pieces = 1;; pieces++) {
+    TRY_LET(done, in->finish_some(piece));
+    if (done) return pieces;
+    TRY(between());
+  }
 }
 
 TEST(SnapshotTest, ATableWrittenBetweenSlicesArrivesAsItWasAtItsVersion) {
@@ -242,40 +256,116 @@ TEST(SnapshotTest, AnImportCutShortByACrashAtAnyOperationLeavesTheOldTableOrTheN
   source.change(80);
   const std::string stream = export_whole(*source.store);
   const Model after = source.model();
-  std::uint64_t first = 0, last = 0;
   int old_ones = 0, new_ones = 0;
-  for (std::uint64_t at = 0;; at++) {
-    for (const bool power : {false, true}) {
-      Side target(6);
-      target.change(60);
-      ASSERT_TRUE(target.store->sync());
-      const Model before = target.model();
-      first = target.disk.operations();
-      if (at > 0) target.disk.stop_at(first + at);
-      const auto done = import_whole(*target.store, stream);
-      if (at == 0) {
-        ASSERT_TRUE(done);
-        last = target.disk.operations();
+  for (const bool in_pieces : {false, true}) {
+    std::uint64_t first = 0, last = 0;
+    for (std::uint64_t at = 0; first + at <= last; at++) {
+      for (const bool power : {false, true}) {
+        Side target(6);
+        target.change(60);
+        ASSERT_TRUE(target.store->sync());
+        const Model before = target.model();
+        first = target.disk.operations();
+        if (at > 0) target.disk.stop_at(first + at);
+        const auto between = [&]() -> Result<void> {
+          TRY(target.store->apply(TableId{99}, std::array{Change::append("k", "v")}));
+          TRY(target.store->maintain({}));
+          return {};
+        };
+        bool done = false;
+        if (in_pieces) {
+          const auto pieces = import_in_pieces(*target.store, stream, 20, between);
+          done = pieces.has_value();
+          ASSERT_TRUE(!done || *pieces > 3);
+        } else {
+          done = import_whole(*target.store, stream).has_value();
+        }
+        if (at == 0) {
+          ASSERT_TRUE(done);
+          last = target.disk.operations();
+        }
+        power ? target.disk.crash(target.random) : target.disk.kill();
+        target.open();
+        if (::testing::Test::HasFatalFailure()) return;
+        const bool is_new = target.store->version(kTable) == source.store->version(kTable);
+        is_new ? new_ones++ : old_ones++;
+        ASSERT_TRUE(is_new || !done) << "operation " << at;
+        ASSERT_TRUE(holds(target, is_new ? after : before)) << "operation " << at << (power ? " power" : " kill");
+        // And it goes on.
+        target.records.clear();
+        const Version version = target.store->version(kTable);
+        ASSERT_TRUE(target.store->apply(kTable, std::array{Change::insert("new", "value")}, {}, 9));
+        ASSERT_TRUE(target.store->sync());
+        target.open();
+        ASSERT_EQ(target.store->version(kTable), version + 1);
       }
-      power ? target.disk.crash(target.random) : target.disk.kill();
-      target.open();
-      if (::testing::Test::HasFatalFailure()) return;
-      const bool is_new = target.store->version(kTable) == source.store->version(kTable);
-      is_new ? new_ones++ : old_ones++;
-      ASSERT_TRUE(is_new || !done) << "operation " << at;
-      ASSERT_TRUE(holds(target, is_new ? after : before)) << "operation " << at << (power ? " power" : " kill");
-      // And it goes on.
-      target.records.clear();
-      const Version version = target.store->version(kTable);
-      ASSERT_TRUE(target.store->apply(kTable, std::array{Change::insert("new", "value")}, {}, 9));
-      ASSERT_TRUE(target.store->sync());
-      target.open();
-      ASSERT_EQ(target.store->version(kTable), version + 1);
     }
-    if (first + at >= last) break;
   }
   EXPECT_GT(old_ones, 3);
   EXPECT_GT(new_ones, 1);
+}
+
+TEST(SnapshotTest, ATableChangedWhileAnImportIsFinishedIsReplacedAllTheSame) {
+  Side source(5);
+  source.change(200);
+  const std::string stream = export_whole(*source.store);
+  for (int changed_after = 1; changed_after <= 3; changed_after++) {
+    Side target(6);
+    target.change(60);
+    int pieces = 0;
+    const auto between = [&]() -> Result<void> {
+      if (++pieces != changed_after) return {};
+      TRY(target.store->apply(kTable, std::array{Change::insert("late", "value")}, {}, 9));
+      TRY(target.store->compact());  // a checkpoint of the old one takes the same name
+      return {};
+    };
+    const auto taken = import_in_pieces(*target.store, stream, 20, between);
+    ASSERT_TRUE(taken) << taken.error().message;
+    EXPECT_EQ(*taken, changed_after + 1) << "the next piece does all of it";
+    ASSERT_TRUE(holds(target, source.model()));
+    target.disk.crash(target.random);
+    target.open();
+    ASSERT_TRUE(holds(target, source.model()));
+  }
+}
+
+TEST(SnapshotTest, ALargeTableIsFinishedBesideWritesToAnother) {
+  const auto files = base::real_files();
+  std::string folder = (std::filesystem::temp_directory_path() / "novoht-import-XXXXXX").string();
+  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
+  constexpr int kKeys = 30'000;
+  const auto key = [](int i) { return "key " + std::to_string(i); };
+  const auto value = [](int i) { return std::to_string(i) + std::string(300, 'v'); };
+  std::string stream;
+  {
+    base::MemoryFiles disk;
+    auto source = Store::open(disk, "/source", {});
+    ASSERT_TRUE(source);
+    for (int i = 0; i < kKeys; i++) ASSERT_TRUE((*source)->apply(kTable, std::array{Change::insert(key(i), value(i))}));
+    stream = export_whole(**source, 1 << 20);
+  }
+  for (const bool last : {false, true}) {
+    auto target = Store::open(*files, folder + "/store", {});
+    ASSERT_TRUE(target) << target.error().message;
+    if (!last) {
+      int beside = 0;
+      const auto pieces = import_in_pieces(**target, stream, 20'000, [&]() -> Result<void> {
+        EXPECT_EQ((*target)->version(kTable), 0u);
+        for (int i = 0; i < 20; i++) TRY((*target)->apply(TableId{2}, std::array{Change::insert(key(beside++ % 1000), "w")}));
+        TRY((*target)->maintain({}));
+        return {};
+      });
+      ASSERT_TRUE(pieces) << pieces.error().message;
+      EXPECT_GT(*pieces, 100);
+    }
+    EXPECT_EQ((*target)->version(kTable), static_cast<Version>(kKeys));
+    for (int i = 0; i < kKeys; i += 7) {
+      const auto found = (*target)->lookup(kTable, key(i));
+      ASSERT_TRUE(found && found->contiguous() == value(i)) << i;
+    }
+    EXPECT_TRUE((*target)->lookup(TableId{2}, key(0)));
+  }
+  std::filesystem::remove_all(folder);
 }
 
 TEST(SnapshotTest, WithoutRoomTheOldTableStaysAndIsUsable) {

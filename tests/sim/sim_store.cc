@@ -1,5 +1,7 @@
 #include "tests/sim/sim_store.h"
 
+#include <utility>
+
 #include "novoht/base/check.h"
 
 namespace zht::sim {
@@ -198,7 +200,9 @@ void SimStore::recover(const std::string& contents, std::uint64_t incarnation) {
       table.origin = {1, 1};
       continue;
     }
-    CHECK(begin_import(PartitionId{partition}, incarnation).has_value() && end_import(PartitionId{partition}, {}).has_value());
+    CHECK(begin_import(PartitionId{partition}, incarnation).has_value());
+    table.ending = true;
+    CHECK(end_import(PartitionId{partition}, {}).value());
   }
 }
 
@@ -329,6 +333,7 @@ Result<void> SimStore::begin_import(PartitionId partition, std::uint64_t incarna
   PartitionTable& mine = table(partition);
   mine = {};
   mine.importing = true;
+  mine.ending = false;
   mine.origin = {incarnation, incarnation};
   put(Record::import_begin, partition, std::string(reinterpret_cast<const char*>(&incarnation), sizeof incarnation));
   return {};
@@ -347,13 +352,15 @@ Result<void> SimStore::import(PartitionId partition, Bytes piece) {
   return {};
 }
 
-Result<void> SimStore::end_import(PartitionId partition, Position at) {
+// It takes two calls, as a large one does.
+Result<bool> SimStore::end_import(PartitionId partition, Position at) {
   PartitionTable& mine = table(partition);
+  if (!std::exchange(mine.ending, true)) return false;
   CHECK(mine.end() == at);
   mine.importing = false;
   mine.floor = at.sequence;
   put(Record::import_end, partition, encode(at));
-  return {};
+  return true;
 }
 
 }  // namespace zht::sim

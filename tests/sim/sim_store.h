@@ -43,7 +43,7 @@ struct PartitionTable {
   std::map<std::string, Cell> cells;
   std::map<std::uint64_t, Session> sessions;
   Version floor = 0;
-  bool importing = false;
+  bool importing = false, ending = false;
   replication::ReplicaStore::Origin origin{1, 1};
 
   void apply(const Entry& entry);
@@ -81,7 +81,7 @@ class SimStore final : public replication::ReplicaStore {
   Result<std::unique_ptr<replication::SnapshotSource>> export_snapshot(PartitionId partition) override;
   Result<void> begin_import(PartitionId partition, std::uint64_t incarnation) override;
   Result<void> import(PartitionId partition, Bytes piece) override;
-  Result<void> end_import(PartitionId partition, Position at) override;
+  Result<bool> end_import(PartitionId partition, Position at) override;
   Result<void> note_joined(PartitionId, Epoch) override { return {}; }  // nothing is forgotten here
   Result<void> make_durable() override { return {}; }  // what is acknowledged has been synced, or power never fails
 

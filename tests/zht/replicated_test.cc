@@ -476,7 +476,7 @@ TEST_F(Restart, HalfASnapshotIsNothing) {
   EXPECT_EQ(store->origin(PartitionId{3}).since, 2u);  // its first life's promises are not its own
   ASSERT_TRUE(store->begin_import(PartitionId{3}, 2));
   ASSERT_TRUE(store->import(PartitionId{3}, piece->bytes));
-  ASSERT_TRUE(store->end_import(PartitionId{3}, {Epoch{1}, 1}));
+  ASSERT_TRUE(store->end_import(PartitionId{3}, {Epoch{1}, 1}).value());
   ASSERT_TRUE(store->tables().flush());
   end(false);
   open("one");
@@ -495,7 +495,7 @@ TEST_F(Restart, ASnapshotThatWasTakenInSurvivesALossOfPowerWhateverTheDurability
   source.reset();
   ASSERT_TRUE(store->begin_import(PartitionId{3}, 1));
   ASSERT_TRUE(store->import(PartitionId{3}, piece->bytes));
-  ASSERT_TRUE(store->end_import(PartitionId{3}, {Epoch{1}, 1}));
+  ASSERT_TRUE(store->end_import(PartitionId{3}, {Epoch{1}, 1}).value());
   append("later");
   ASSERT_TRUE(store->make_durable());
   append("last");

@@ -395,16 +395,19 @@ Result<void> ReplicatedStore::import(PartitionId partition, Bytes piece) {
   return found->second->write(piece);
 }
 
-Result<void> ReplicatedStore::end_import(PartitionId partition, Position at) {
+Result<bool> ReplicatedStore::end_import(PartitionId partition, Position at) {
+  constexpr std::size_t kAtOnce = std::size_t{1} << 20;  // bytes written of it: a millisecond or two
   const auto found = imports_.find(number_of(partition));
   if (found == imports_.end()) return fail(Code::invalid, "partition ", number_of(partition), " takes in no snapshot");
-  TRY(found->second->finish());
+  TRY_LET(finished, found->second->finish_some(kAtOnce));
+  if (!finished) return false;
   imports_.erase(found);
   if (end(partition) != at)
     return fail(Code::corrupt, "the snapshot of partition ", number_of(partition), " leads to ", end(partition).sequence, " of epoch ",
                 replication::number(end(partition).epoch), ", expected ", at.sequence, " of epoch ", replication::number(at.epoch));
   TRY(put_origin(key_of(partition), encode_origin(since_[number_of(partition)], false)));
-  return make_durable();
+  TRY(make_durable());
+  return true;
 }
 
 Result<void> ReplicatedStore::make_durable() {

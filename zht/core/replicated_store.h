@@ -83,7 +83,7 @@ class ReplicatedStore final : public replication::ReplicaStore, private novoht::
   Result<std::unique_ptr<replication::SnapshotSource>> export_snapshot(PartitionId partition) override;
   Result<void> begin_import(PartitionId partition, std::uint64_t incarnation) override;
   Result<void> import(PartitionId partition, Bytes piece) override;
-  Result<void> end_import(PartitionId partition, replication::Position at) override;
+  Result<bool> end_import(PartitionId partition, replication::Position at) override;
   Result<void> make_durable() override;
 
  private:

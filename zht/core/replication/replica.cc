@@ -583,18 +583,29 @@ void Replica::on_piece(Member from, const SnapshotPiece& piece) {
   }
   if (cannot_write_ || piece.id != import_->id) return;
   if (piece.index == import_->next) {
-    auto taken = host_.store().import(partition_, piece.bytes);
-    if (taken && piece.last) taken = host_.store().end_import(partition_, piece.at);
-    if (!taken) {
+    if (!host_.store().import(partition_, piece.bytes)) {
       cannot_write_ = true;
       return answer({.verdict = Verdict::full});
     }
     import_->next++;
+    if (piece.last) import_->leads_to = piece.at;
   }
+  if (import_->leads_to) return finish_import();
   acknowledge_piece(import_->next);
-  if (!piece.last || import_->next != piece.index + 1) return;
-  base_ = end_ = piece.at;
-  imported_ = {from, piece.id};
+}
+
+// The last piece is acknowledged when all of it is durable. That takes several ticks where it is much.
+void Replica::finish_import() {
+  const auto finished = host_.store().end_import(partition_, *import_->leads_to);
+  if (!finished) {
+    cannot_write_ = true;
+    return answer({.verdict = Verdict::full});
+  }
+  if (!*finished) return;
+  base_ = end_ = *import_->leads_to;
+  imported_ = {import_->from, import_->id};
+  if (import_->from == view_.primary)
+    host_.message_to(view_.primary.instance).piece_acks.push_back({partition_, view_.epoch, import_->id, import_->next});
   import_.reset();
 }
 
@@ -617,6 +628,7 @@ void Replica::tick() {
   switch (role()) {
     case Role::primary: return tick_primary();
     case Role::learner:
+      if (import_ && import_->leads_to && !cannot_write_) finish_import();
       if (broken(Defect::promote_learner_blindly) &&
           now - std::max(adopted_at_, host_.channel(view_.primary).heard()) > 3 * host_.timing().grace && !import_)
         propose({Kind::promote, view_.epoch, host_.self(), host_.self()});

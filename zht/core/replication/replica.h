@@ -149,6 +149,7 @@ class Replica {
   void on_append(Member from, const Append& append);
   void on_ack(Member from, const Ack& ack);
   void on_piece(Member from, const SnapshotPiece& piece);
+  void finish_import();
   void on_piece_ack(Member from, const SnapshotAck& ack);
   void on_standing(Member from, const Standing& standing);
   void tick();
@@ -189,6 +190,7 @@ class Replica {
   struct Import {
     Member from;
     std::uint64_t id = 0, next = 0;
+    std::optional<Position> leads_to{};  // all of it has come
   };
   struct Alive {
     Member member;

@@ -61,8 +61,9 @@ class ReplicaStore {
   // become durable the partition counts as lost.
   virtual Result<void> begin_import(PartitionId partition, std::uint64_t incarnation) = 0;
   virtual Result<void> import(PartitionId partition, Bytes piece) = 0;
-  // All of it is durable when it returns ok, and so is whatever was written to the store before.
-  virtual Result<void> end_import(PartitionId partition, Position at) = 0;
+  // A piece of what is left to do when all has come; to be called again, at the next tick, until it returns true. All of it is
+  // durable then, and so is whatever was written to the store before.
+  virtual Result<bool> end_import(PartitionId partition, Position at) = 0;
   // Everything written is durable when it returns ok, whatever the durability: asked of a learner that begins to count. What
   // it was sent of late was acknowledged by others long ago, and must not be lost here with the last second.
   virtual Result<void> make_durable() = 0;
