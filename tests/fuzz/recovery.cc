@@ -41,7 +41,7 @@ const Folder& good_folder() {
 }
 
 std::string path_of(std::uint8_t which) {
-  const std::uint8_t number = which / 4 % 4;
+  const auto number = static_cast<std::uint8_t>(which / 4 % 4 + which / 64 * 4);
   switch (which % 4) {
     case 0: return "/store/STORE";
     case 1: return "/store/" + core::segment_name(number + 1u);
