@@ -3,7 +3,9 @@
 
 #include <CLI/CLI.hpp>
 #include <array>
+#include <charconv>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -19,6 +21,8 @@ namespace novoht {
 namespace {
 
 using Json = nlohmann::ordered_json;
+
+constexpr std::uint64_t kLastMillis = 9'000'000'000'000;  // the year 2255
 
 struct Arguments {
   std::string folder, key, value, file, prefix, expected, desired;
@@ -87,6 +91,13 @@ Result<std::string> read_stream(const std::string& name) {
   if (in != stdin) std::fclose(in);
   if (failed) return base::fail(Code::io, "read ", name, ": failed");
   return bytes;
+}
+
+// A folder can be opened to be read, and then has nothing to say.
+Result<void> not_a_folder(const std::string& name) {
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(name, ignored)) return {};
+  return base::fail(Code::invalid, name, ": a folder; it is a file that is read");
 }
 
 void print(Bytes bytes) { std::fwrite(bytes.data(), 1, bytes.size(), stdout); }
@@ -471,6 +482,8 @@ Result<void> export_all(const Arguments& arguments, bool one_table) {
 // A table as bytes, for another store (FORMAT.md, "Snapshot").
 Result<void> export_snapshot(const Arguments& arguments) {
   TRY_LET(opened, open(arguments, Access::change));
+  if (opened.store->version(TableId{arguments.table}) == 0)
+    return base::fail(Code::not_found, arguments.folder, ": no table ", arguments.table);
   TRY_LET(snapshot, opened.store->begin_export(TableId{arguments.table}));
   std::FILE* const out = arguments.file == "-" ? stdout : std::fopen(arguments.file.c_str(), "wb");
   if (out == nullptr) return base::fail_errno(errno, "open " + arguments.file);
@@ -493,6 +506,7 @@ Result<void> export_snapshot(const Arguments& arguments) {
 }
 
 Result<void> import_snapshot(const Arguments& arguments) {
+  if (arguments.file != "-") TRY(not_a_folder(arguments.file));
   std::FILE* const in = arguments.file == "-" ? stdin : std::fopen(arguments.file.c_str(), "rb");
   if (in == nullptr) return base::fail_errno(errno, "open " + arguments.file);
   const auto take = [&]() -> Result<Version> {
@@ -554,9 +568,8 @@ Result<void> import_line(Store& store, const std::string& text) {
     table = line["table"].get<std::uint32_t>();
   }
   if (line.contains("expires_ms")) {
-    constexpr std::uint64_t kLast = 9'000'000'000'000;  // the year 2255
-    if (!line["expires_ms"].is_number_unsigned() || line["expires_ms"].get<std::uint64_t>() > kLast)
-      return base::fail(Code::invalid, "\"expires_ms\" is ", line["expires_ms"].dump(), "; it is a number up to ", kLast);
+    if (!line["expires_ms"].is_number_unsigned() || line["expires_ms"].get<std::uint64_t>() > kLastMillis)
+      return base::fail(Code::invalid, "\"expires_ms\" is ", line["expires_ms"].dump(), "; it is a number up to ", kLastMillis);
     expires = base::from_millis(line["expires_ms"].get<std::uint64_t>());
   }
   std::vector<std::string> fragments;
@@ -575,6 +588,7 @@ Result<void> import_line(Store& store, const std::string& text) {
 Result<void> import_all(const Arguments& arguments) {
   std::ifstream file;
   if (arguments.file != "-") {
+    TRY(not_a_folder(arguments.file));
     file.open(arguments.file, std::ios::binary);
     if (!file) return base::fail_errno(errno, "open " + arguments.file);
   }
@@ -592,6 +606,7 @@ Result<void> import_all(const Arguments& arguments) {
     count++;
     if (count % 1000 == 0) TRY(opened.store->maintain(std::chrono::milliseconds(5)));
   }
+  if (in.bad()) return base::fail(Code::io, "read ", arguments.file, ": failed");
   TRY(opened.store->sync());
   if (!arguments.quiet) std::fprintf(stderr, "novoht: %llu keys imported\n", static_cast<unsigned long long>(count));
   return {};
@@ -617,6 +632,18 @@ std::string_view remedy(const base::Error& error) {
   }
 }
 
+// CLI11 takes -1 for the largest number there is, and what is too large for it.
+CLI::Validator number_up_to(std::uint64_t most) {
+  const auto check = [most](const std::string& given) -> std::string {
+    const bool digits = !given.empty() && given.find_first_not_of("0123456789") == std::string::npos;
+    std::uint64_t number = 0;
+    const auto parsed = std::from_chars(given.data(), given.data() + given.size(), number);
+    if (digits && parsed.ec == std::errc() && number <= most) return {};
+    return "\"" + base::escape(given) + "\" is no whole number from 0 to " + std::to_string(most);
+  };
+  return CLI::Validator(check, "");
+}
+
 int run(int argc, char** argv) {
   Arguments arguments;
   CLI::App app(
@@ -638,9 +665,11 @@ int run(int argc, char** argv) {
   const auto with_key = [&](CLI::App* sub) {
     sub->add_option("KEY", arguments.key, "1 to 65535 bytes")->required();
     sub->add_flag("--key-hex", arguments.hex, "KEY is hexadecimal");
-    sub->add_option("--table", arguments.table, "number of the table")->capture_default_str();
+    sub->add_option("--table", arguments.table, "number of the table")->check(number_up_to(UINT32_MAX))->capture_default_str();
   };
-  const auto with_ttl = [&](CLI::App* sub) { sub->add_option("--ttl-ms", arguments.ttl_ms, "expire after so many milliseconds"); };
+  const auto with_ttl = [&](CLI::App* sub) {
+    sub->add_option("--ttl-ms", arguments.ttl_ms, "expire after so many milliseconds")->check(number_up_to(kLastMillis));
+  };
 
   CLI::App* const put_ = verb("put", "  novoht put ./mine k v\n  novoht put ./mine page < page.html\n",
                               "Sets a key's value (from stdin when not given).");
@@ -663,15 +692,15 @@ int run(int argc, char** argv) {
   with_key(cswap_);
   with_ttl(cswap_);
   const CLI::Option* const expected = cswap_->add_option("--expected", arguments.expected, "its value now");
-  const CLI::Option* const version = cswap_->add_option("--version", arguments.version, "its version now");
+  const CLI::Option* const version = cswap_->add_option("--version", arguments.version, "its version now")->check(number_up_to(UINT64_MAX));
   cswap_->add_flag("--absent", arguments.absent, "it does not exist");
   const CLI::Option* const desired = cswap_->add_option("--desired", arguments.desired, "its new value");
   cswap_->add_flag("--remove", arguments.remove, "remove it");
   CLI::App* const scan_ = verb("scan", "  novoht scan ./mine\n  novoht scan --prefix user: --values --limit 10 ./mine\n", "Lists keys, in no order.");
-  scan_->add_option("--table", arguments.table, "number of the table")->capture_default_str();
+  scan_->add_option("--table", arguments.table, "number of the table")->check(number_up_to(UINT32_MAX))->capture_default_str();
   scan_->add_flag("--all", arguments.all, "all tables");
   scan_->add_option("--prefix", arguments.prefix, "only keys that begin so");
-  scan_->add_option("--limit", arguments.limit, "at most so many; 0: all");
+  scan_->add_option("--limit", arguments.limit, "at most so many; 0: all")->check(number_up_to(UINT64_MAX));
   scan_->add_flag("--values", arguments.values, "with values");
   scan_->add_flag("--key-hex", arguments.hex, "print keys in hexadecimal; so is --prefix");
   CLI::App* const dump_ = verb("dump", "  novoht dump ./mine\n  novoht dump --json ./mine | jq .\n", "Lists all tables' keys with their values.");
@@ -687,14 +716,16 @@ int run(int argc, char** argv) {
       verb("export", "  novoht export ./mine backup.jsonl\n  novoht export ./mine | gzip > backup.jsonl.gz\n",
            "Writes every key as a line of JSON.");
   export_->add_option("FILE", arguments.file, "to write; -: stdout")->default_val("-");
-  const CLI::Option* const export_table = export_->add_option("--table", arguments.table, "only this table");
+  const CLI::Option* const export_table = export_->add_option("--table", arguments.table, "only this table")->check(number_up_to(UINT32_MAX));
   export_->add_flag("--snapshot", arguments.snapshot, "one table, with its versions, as bytes for another store");
   CLI::App* const import_ =
       verb("import", "  novoht import ./mine backup.jsonl\n  zcat backup.jsonl.gz | novoht import ./mine\n",
            "Puts every line's key (as export writes them).");
   import_->add_option("FILE", arguments.file, "to read; -: stdin")->default_val("-");
   import_->add_flag("--snapshot", arguments.snapshot, "a table as export --snapshot wrote it; takes the place of --table");
-  import_->add_option("--table", arguments.table, "with --snapshot: number of the table")->capture_default_str();
+  import_->add_option("--table", arguments.table, "with --snapshot: number of the table")
+      ->check(number_up_to(UINT32_MAX))
+      ->capture_default_str();
   CLI::App* const bench_ = verb("bench",
                                 "  novoht bench /tmp/bench\n  novoht bench --threads 4 --durability always --workload insert,get /tmp/bench\n",
                                 "Measures workloads in a folder that is absent or empty, and removes it again. Every answer is checked.");
@@ -703,18 +734,24 @@ int run(int argc, char** argv) {
   bench_->add_option("--workload", plan.workloads, "any of insert overwrite get append mixed remove, in order")
       ->delimiter(',')
       ->capture_default_str();
-  bench_->add_option("--count", plan.count, "keys")->capture_default_str();
-  bench_->add_option("--key-size", plan.key_size, "bytes")->capture_default_str();
-  bench_->add_option("--value-size", plan.value_size, "bytes")->capture_default_str();
-  bench_->add_option("--threads", plan.threads, "of a SharedTable; 1: a Store")->capture_default_str();
-  bench_->add_option("--batch", plan.batch, "changes in one call")->capture_default_str();
+  bench_->add_option("--count", plan.count, "keys")->check(number_up_to(UINT64_MAX))->capture_default_str();
+  bench_->add_option("--key-size", plan.key_size, "bytes")->check(number_up_to(UINT64_MAX))->capture_default_str();
+  bench_->add_option("--value-size", plan.value_size, "bytes")->check(number_up_to(UINT64_MAX))->capture_default_str();
+  bench_->add_option("--threads", plan.threads, "of a SharedTable; 1: a Store")->check(number_up_to(UINT32_MAX))->capture_default_str();
+  bench_->add_option("--batch", plan.batch, "changes in one call")->check(number_up_to(UINT64_MAX))->capture_default_str();
   bench_->add_option("--durability", arguments.durability, "none, interval (each call is in the system's hands) or always (synced)")
       ->capture_default_str();
   bench_->add_flag("--keep", plan.keep, "leave the store there");
 
   const auto verbs = app.get_subcommands([](const CLI::App*) { return true; });
-  if (argc > 1 && argv[1][0] != '-' &&
-      std::none_of(verbs.begin(), verbs.end(), [&](const CLI::App* one) { return one->check_name(argv[1]); })) {
+  const auto is_verb = [&](const char* word) {
+    return std::any_of(verbs.begin(), verbs.end(), [&](const CLI::App* one) { return one->check_name(word); });
+  };
+  // help [VERB] is --help of it.
+  static char help_flag[] = "--help";
+  std::array<char*, 3> as_flag{argv[0], argc > 2 ? argv[2] : help_flag, help_flag};
+  if (argc > 1 && argc < 4 && std::string_view(argv[1]) == "help") argv = as_flag.data();
+  if (argc > 1 && argv[1][0] != '-' && !is_verb(argv[1])) {
     std::fprintf(stderr, "novoht: no command \"%s\"; see `novoht --help`\n", argv[1]);
     return 2;
   }
@@ -725,7 +762,8 @@ int run(int argc, char** argv) {
   } catch (const CLI::CallForVersion& asked) {
     return app.exit(asked);
   } catch (const CLI::ParseError& error) {
-    std::fprintf(stderr, "novoht: %s; see `novoht --help`\n", error.what());
+    const std::string of = argc > 1 && is_verb(argv[1]) ? std::string(argv[1]) + " " : "";
+    std::fprintf(stderr, "novoht: %s; see `novoht %s--help`\n", error.what(), of.c_str());
     return 2;
   }
   if (app.get_subcommands().empty()) {

@@ -133,6 +133,18 @@ TEST_F(ToolTest, WhatIsNoStoreOrNoCommandIsRefused) {
   expect_refused(run("get"), 2, "FOLDER");
   expect_refused(run("put --ttl-ms soon STORE k v"), 2, "soon");
   expect_refused(run("put STORE '' v"), 2, "0 bytes");
+  expect_refused(run("put --ttl-ms -1 STORE k v"), 2, "\"-1\" is no whole number from 0 to");
+  expect_refused(run("put --ttl-ms 99999999999999999999 STORE k v"), 2, "no whole number");
+  expect_refused(run("scan --limit -3 STORE"), 2, "see `novoht scan --help`");
+  expect_refused(run("get --table 4294967296 STORE k"), 2, "from 0 to 4294967295");
+  expect_refused(run("cswap --version -1 --remove STORE k"), 2, "no whole number");
+  EXPECT_EQ(run("put STORE k v").status, 0);
+  expect_refused(run("import STORE FOLDER"), 2, "a folder");
+  expect_refused(run("import --snapshot STORE FOLDER"), 2, "a folder");
+  expect_refused(run("export --snapshot --table 77 STORE"), 3, "no table 77");
+  EXPECT_EQ(run("help put").out, run("put --help").out);
+  EXPECT_EQ(run("help").out, run("--help").out);
+  expect_refused(run("help frobnicate"), 2, "no command");
   const Outcome help = run("put --help");
   EXPECT_EQ(help.status, 0);
   EXPECT_TRUE(help.out.starts_with("Examples:\n  novoht put")) << help.out;
