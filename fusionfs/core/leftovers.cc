@@ -71,7 +71,7 @@ Task<int> Metadata::settle_page(std::vector<std::string> keys) {
         const auto entry = decode_entry(record.value);
         if (entry && entry->moving) error = co_await settle_move(seen.home, seen.rest.substr(2));
         if (entry && entry->initial) {  // its directory may never have been written
-          Reply directory = co_await meet_directory(*entry, Reply{});
+          Reply directory = co_await meet_directory(seen.home, seen.rest.substr(2), *entry, Reply{});
           error = directory.error;
         }
       } else {

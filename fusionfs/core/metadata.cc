@@ -48,6 +48,8 @@ Task<Reply> Metadata::ask(HomeId home, const char* procedure, std::string argume
   for (int round = 0;; ++round) {
     Call call(client_, Operation::update(tag_of(home), procedure, arguments));
     const Outcome outcome = co_await call;
+    const bool silent = outcome.code == base::Code::timeout || outcome.code == base::Code::unavailable;
+    if (silent != unanswered()) unanswered_.store(silent, std::memory_order_relaxed);
     if (!outcome.ok()) {
       if (options_.trouble) options_.trouble(std::string(procedure) + " in " + tag_of(home) + ": " + outcome.message);
       co_return refuse(errno_of(outcome));
@@ -122,15 +124,15 @@ Task<Reply> Metadata::lookup(InodeId directory, std::string name) {
       co_return reply;
     }
     const Entry entry = *reply.entry;
-    Reply met = co_await meet_directory(entry, std::move(reply));
+    Reply met = co_await meet_directory(home, name, entry, std::move(reply));
     if (met.error == ESTALE) continue;
     co_return met;
   }
   co_return refuse(EIO);
 }
 
-// The inode of a directory lives in the directory's own home.
-Task<Reply> Metadata::meet_directory(Entry entry, Reply found) {
+// The inode of a directory lives in the directory's own home. ESTALE: look again.
+Task<Reply> Metadata::meet_directory(HomeId home, std::string name, Entry entry, Reply found) {
   Reply inode = co_await getattr(entry.inode);
   if (inode.error == ENOENT && entry.initial) {
     // Its maker wrote the name and has not written the directory, or crashed: the same bytes from whoever is first.
@@ -139,6 +141,17 @@ Task<Reply> Metadata::meet_directory(Entry entry, Reply found) {
     DirectoryRequest request;
     request.inode = initial;
     inode = co_await ask(home_of(entry.inode), "fusionfs.make_directory", pack(request));
+    if (inode.error == 0 && inode.done) {
+      // Or it was removed, name and all, since the name was read: then it must not come back.
+      NameRequest find;
+      find.name = name;
+      Reply still = co_await ask_name(home, std::move(name), "fusionfs.lookup", pack(find));
+      if (still.error != 0 && still.error != ENOENT) co_return refuse(still.error);
+      if (still.error == ENOENT || still.entry->inode != entry.inode) {
+        co_await drop_nameless(entry.inode);
+        co_return refuse(ESTALE);
+      }
+    }
   }
   if (inode.error != 0) co_return refuse(inode.error);
   if (inode.inode->has(Inode::kDying)) {
@@ -387,7 +400,10 @@ Task<Reply> Metadata::remove_directory(InodeId directory, std::string name) {
       continue;
     }
     if (removed.error != 0) co_return removed;
-    co_await drop_directory_soon(entry.inode);
+    if (error == ENOENT)
+      co_await drop_nameless(entry.inode);  // somebody who met the name may have made it meanwhile
+    else
+      co_await drop_directory_soon(entry.inode);
     removed.entry = entry;
     co_return removed;
   }

@@ -561,6 +561,7 @@ Result<Reply> make_directory(Transaction& tables, HomeId home, const DirectoryRe
     encode(state, bytes);
     TRY(tables.insert(listing_key(home), bytes));
     reply.inode = std::move(made);
+    reply.done = true;
     overlay(*reply.inode, state);
     return reply;
   }

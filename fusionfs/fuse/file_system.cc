@@ -137,7 +137,7 @@ Task<int> FileSystem::bury_dead_sessions(bool at_start) {
   // A session that came meanwhile is in the way of the swap: the next one tries again.
   Call swap(client_, Operation::cswap(kSessionsKey, zht::Condition::at_version(sessions.version), alive));
   const Outcome swapped = co_await swap;
-  if (swapped.ok() && !options_.read_only) settle_twice_ = true;
+  if (swapped.ok() && !options_.read_only) settle_ = true;
   co_return 0;
 }
 
@@ -177,6 +177,7 @@ Task<int> FileSystem::finish(std::shared_ptr<MountedInode> inode) {
 }
 
 int FileSystem::stop() {
+  ending_ = true;
   locks_.stop();
   struct Ending {
     std::mutex mutex;
@@ -252,11 +253,16 @@ void FileSystem::run_background() {
     lock.unlock();
     for (auto& job : todo) job();
     const auto now = clock_.now();
+    if (ending_) {  // nothing new is begun that stop() would have to wait for
+      lock.lock();
+      continue;
+    }
     if (now >= beat_at) {
       client_.submit(Operation::insert(session_key(session_), "1", options_.session_life), [](Outcome) {});
       beat_at = now + options_.session_life / 4;
-      // When what was left is old enough, and once more: by a clock that is ahead it is so only when it has been met before.
-      if (settle_twice_.exchange(false)) settle_at = {now + kLeftAlone, now + 3 * kLeftAlone};
+      // When what was left is old enough; once more, since by a clock that is ahead it is so only when it has been met before;
+      // and when a directory without a name is sure to get none.
+      if (settle_.exchange(false)) settle_at = {now + kLeftAlone, now + 3 * kLeftAlone, now + 9 * kLeftAlone};
       if (!burying_.exchange(true)) {
         begin();
         fusionfs::start(bury_dead_sessions(false), [this](int) {

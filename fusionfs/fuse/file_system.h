@@ -241,7 +241,7 @@ class FileSystem {
   bool stopping_ = false;                   // guarded by jobs_mutex_
   std::thread background_;
   base::Time stores_sought_{};  // the background thread's
-  std::atomic<bool> burying_{false}, settle_twice_{false};
+  std::atomic<bool> burying_{false}, settle_{false}, ending_{false};
   std::set<std::uint64_t> silent_;  // sessions that did not live when last looked at. Who has set burying_
 };
 

@@ -58,14 +58,21 @@ std::string unescape(const std::string& text) {
   return plain;
 }
 
-Result<void> take_away(const std::string& directory, bool lazy) {
+Result<void> take_away(const std::string& directory, Unmount how) {
+  const bool lazy = how != Unmount::when_idle;
   if (::geteuid() == 0) {
-    if (::umount2(directory.c_str(), UMOUNT_NOFOLLOW | (lazy ? MNT_DETACH : 0)) == 0) return {};
+    // MNT_FORCE ends every request that waits for an answer with ECONNABORTED.
+    if (how == Unmount::force) static_cast<void>(::umount2(directory.c_str(), UMOUNT_NOFOLLOW | MNT_FORCE));
+    if (::umount2(directory.c_str(), UMOUNT_NOFOLLOW | (lazy ? MNT_DETACH : 0)) == 0 ||
+        (how == Unmount::force && errno == EINVAL))
+      return {};
     if (errno == EBUSY)
-      return fail(Code::conflict, directory, " is in use; close what is open there, or unmount with --lazy");
+      return fail(Code::conflict, directory, " is in use; close what is open there, or unmount with --lazy or --force");
     if (errno == EINVAL) return fail(Code::not_found, "nothing is mounted at ", directory);
     return fail_errno(errno, "unmount " + directory);
   }
+  if (how == Unmount::force)
+    return fail(Code::invalid, "--force needs root (umount2 with MNT_FORCE); unmount ", directory, " with --lazy");
   std::vector<std::string> argv{"fusermount3", "-u"};
   if (lazy) argv.push_back("-z");
   argv.push_back("--");
@@ -211,7 +218,7 @@ Result<void> check_mount_point(const MountOptions& options) {
   const std::string& directory = options.directory;
   // The process that served it was killed. (stat(2) may still be answered from the kernel's cache.)
   struct statvfs space {};
-  if (::statvfs(directory.c_str(), &space) != 0 && errno == ENOTCONN) TRY(take_away(directory, true));
+  if (::statvfs(directory.c_str(), &space) != 0 && errno == ENOTCONN) TRY(take_away(directory, Unmount::lazy));
   struct stat status {};
   if (::stat(directory.c_str(), &status) != 0) {
     if (errno == ENOENT) {
@@ -252,11 +259,11 @@ Result<void> check_mount_point(const MountOptions& options) {
   return {};
 }
 
-Result<void> unmount(const std::string& directory, bool lazy) {
+Result<void> unmount(const std::string& directory, Unmount how) {
   bool ours = false;
   for (const Mounted& mounted : mounts()) ours = ours || mounted.directory == directory;
   if (!ours) return fail(Code::not_found, "no FusionFS is mounted at ", directory, "; see: fusionfs status");
-  return take_away(directory, lazy);
+  return take_away(directory, how);
 }
 
 namespace {

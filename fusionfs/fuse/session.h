@@ -2,6 +2,7 @@
 // behind.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -57,8 +58,11 @@ base::Result<void> check_mount_point(const MountOptions& options);
 base::Result<bool> serve_mount(zht::Client& client, const MountOptions& options, const std::function<void()>& ready,
                                const std::function<void(bool signalled)>& committed);
 
-// Unmounts; a busy one only when `lazy`. not_found: nothing of ours is mounted there.
-base::Result<void> unmount(const std::string& directory, bool lazy);
+// when_idle: refused (conflict) while anything is open there. lazy: nobody new gets in; it ends with the last that is open.
+// force (root): what waits for the file system ends with an error now, and what is open there is of no use any more.
+enum class Unmount : std::uint8_t { when_idle, lazy, force };
+// not_found: nothing of ours is mounted there.
+base::Result<void> unmount(const std::string& directory, Unmount how);
 
 struct Mounted {
   std::string directory;

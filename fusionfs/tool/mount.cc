@@ -197,13 +197,13 @@ std::string mount_point_of(const std::string& directory) {
   return absolute ? *absolute : directory;
 }
 
-Result<int> umount_directory(const support::CommonFlags& common, const std::string& directory, bool lazy) {
+Result<int> umount_directory(const support::CommonFlags& common, const std::string& directory, Unmount how) {
   const std::string path = mount_point_of(directory);
   TRY_LET(data, support::data_folder(common.data));
   const auto server = support::service_pid(data, service_name(path));
-  TRY(unmount(path, lazy));
+  TRY(unmount(path, how));
   // The process commits what is left before it goes.
-  if (server && *server > 0 && !lazy &&
+  if (server && *server > 0 && how != Unmount::lazy &&
       !support::wait_until(std::chrono::seconds(60), [&] { return !support::service_pid(data, service_name(path)); })) {
     return fail(Code::timeout, "unmounted ", path, ", but its process ", *server, " has not ended after 60 s; see ",
                 data, "/fusionfs.log");
@@ -243,7 +243,7 @@ void add_mount_verbs(support::Program& program) {
   struct Arguments {
     std::string directory;
     std::vector<std::string> options;
-    bool foreground = false, non_empty = false, lazy = false, read_only = false;
+    bool foreground = false, non_empty = false, lazy = false, force = false, read_only = false;
   };
   const auto arguments = std::make_shared<Arguments>();
   {
@@ -283,9 +283,13 @@ void add_mount_verbs(support::Program& program) {
     auto& verb = program.verb("umount", "Unmounts; returns when everything written is in the store.",
                               {"fusionfs umount /mnt/shared", "fusionfs umount --lazy /mnt/shared"});
     verb.options().add_option("directory", arguments->directory, "where it is mounted")->required();
-    verb.options().add_flag("-l,--lazy", arguments->lazy, "take it away now even while files are open");
+    auto* lazy = verb.options().add_flag("-l,--lazy", arguments->lazy, "take it away now even while files are open");
+    verb.options()
+        .add_flag("--force", arguments->force, "also end with an error whatever waits for it (root; a store that does not answer)")
+        ->excludes(lazy);
     verb.action([&program, arguments]() -> Result<int> {
-      return umount_directory(program.common(), arguments->directory, arguments->lazy);
+      const Unmount how = arguments->force ? Unmount::force : arguments->lazy ? Unmount::lazy : Unmount::when_idle;
+      return umount_directory(program.common(), arguments->directory, how);
     });
   }
   {

@@ -218,6 +218,32 @@ while True:
         self.assertEqual(os.path.getsize(os.path.join(mount, "a")), 10_000)
         self.box.umount(mount)
 
+    def test_umount_by_force_ends_what_waits(self):
+        if os.geteuid() != 0:
+            self.skipTest("not root: umount2(2) with MNT_FORCE is refused")
+        mount = self.box.path("mnt")
+        os.mkdir(mount)
+        self.box.mounts.append(mount)
+        self.box.run("fusionfs", "mount", "--timeout", "1h", mount)  # nothing else ends the waiting
+        node = self.box.node_pid()
+        self.addCleanup(lambda: harness.alive(node) and os.kill(node, signal.SIGCONT))
+        os.kill(node, signal.SIGSTOP)
+        waiting = self.box.start(sys.executable, "-c", "import os, sys; print('going', flush=True); os.mkdir(sys.argv[1])",
+                                 os.path.join(mount, "d"), stderr=subprocess.DEVNULL)
+        self.assertEqual(waiting.stdout.readline(), b"going\n")
+
+        def sleeps():
+            with open(f"/proc/{waiting.pid}/stat", encoding="ascii", errors="replace") as file:
+                return file.read().rsplit(")", 1)[1].split()[0] in "SD"
+        harness.wait_for(sleeps, "mkdir to wait for the store")
+        # Its process waits for the store on: what was asked has no answer yet.
+        ending = self.box.start("fusionfs", "umount", "--force", mount)
+        self.assertNotEqual(waiting.wait(harness.DEADLINE), 0)
+        os.kill(node, signal.SIGCONT)
+        self.assertEqual(ending.wait(harness.DEADLINE), 0)
+        self.assertFalse(self.box.mounted(mount))
+        self.box.umount(self.box.mount("again"))
+
     def test_read_only_mounts_refuse_changes(self):
         mount = self.box.mount()
         write(os.path.join(mount, "a"), 10_000)

@@ -467,6 +467,30 @@ TEST_F(MetadataTest, ALinkThatArrivesAfterItsPromiseWasSettledIsMadeAnew) {
   fsck();
 }
 
+// Who has read a directory's name, and asks for the directory when both have been removed, does not make it anew.
+TEST_F(MetadataTest, ADirectoryRemovedWhileSomebodyLooksItUpStaysAway) {
+  const InodeId d = dir(kRootInode, "d");
+  class Remover final : public zht::Client {
+   public:
+    Remover(zht::Client& inner, std::function<void()> remove) : inner_(inner), remove_(std::move(remove)) {}
+    void submit(zht::Operation operation, zht::Completion completion, zht::Millis timeout) override {
+      inner_.submit(std::move(operation), std::move(completion), timeout);
+      if (const auto remove = std::exchange(remove_, nullptr)) remove();
+    }
+    std::uint32_t partition_count() const override { return inner_.partition_count(); }
+
+   private:
+    zht::Client& inner_;
+    std::function<void()> remove_;
+  } remover(*client_, [this] { EXPECT_EQ(rmdir(kRootInode, "d"), 0); });
+  Metadata looking(remover, store_->clock(), {});
+  EXPECT_EQ(wait(looking.lookup(kRootInode, "d")).error, ENOENT);
+  EXPECT_FALSE(client_->call(zht::Operation::lookup(inode_key(d))).ok());
+  Check check(*client_, *metadata_);
+  Census census;
+  EXPECT_TRUE(check.read(census)->empty());
+}
+
 TEST_F(CrashTest, UnlinkOfAFileFromElsewhere) {
   at_every_step(
       [&](InodeId top) {
