@@ -450,6 +450,47 @@ TEST(Manager, GossipFindsWhatABroadcastMissed) {
   EXPECT_EQ(said, 0);  // settled: nothing is compared any more
 }
 
+// On a machine with too much to do every answer is late: then no view ever changed, for all wishes were thrown away meanwhile.
+TEST(Manager, WishesAreToldHoweverLateTheKeeperAnswersTheKnock) {
+  const std::vector<View> views(3, view_of(1, {member(0), member(1), member(2)}));
+  ManagerOptions options;
+  options.self = NodeId{1};
+  options.keepers = {NodeId{0}};
+  options.balances = false;
+  Manager manager(options, NodeInfo{NodeId{1}, 1, {member(1)}, 0, true, false}, views, {NodeId{0}}, 1);
+  std::vector<std::uint32_t> told;
+  const auto look = [&] {
+    for (const ManagerMessage& message : manager.take_messages())
+      for (const KeeperMessage& one : message.keeper)
+        if (one.kind == KeeperMessage::Kind::change) told.push_back(static_cast<std::uint32_t>(one.partition));
+  };
+  const auto answer = [&](base::Time now) {
+    ManagerMessage message;
+    message.from = NodeId{0};
+    message.to = NodeId{1};
+    manager.on_message(message, now);
+    look();
+  };
+  const auto wish = [&](std::uint32_t p, base::Time now) {
+    manager.tick(now);
+    manager.wish({PartitionId{p}, {Kind::remove, Epoch{1}, member(1), member(2), {}}});
+    look();
+  };
+  wish(0, at(1000));
+  wish(1, at(1060));
+  wish(0, at(1120));
+  EXPECT_TRUE(told.empty()) << "a keeper that does not answer is told nothing";
+  answer(at(1400));
+  EXPECT_EQ(told, (std::vector<std::uint32_t>{0, 1}));
+  told.clear();
+  wish(2, at(2000));
+  answer(at(4000));
+  EXPECT_TRUE(told.empty()) << "long ago";
+  // Heard just now: no knock is needed.
+  wish(2, at(4010));
+  EXPECT_EQ(told, (std::vector<std::uint32_t>{2}));
+}
+
 TEST(Manager, WhoHasEndedIsCountedOutOfEveryViewAtOnceAndComesBackInALaterLife) {
   const std::vector<View> views = {view_of(1, {member(0), member(1)}), view_of(1, {member(1), member(2)}), view_of(1, {member(2), member(0)})};
   ManagerOptions options;

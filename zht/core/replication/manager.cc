@@ -92,8 +92,7 @@ void Manager::tell(NodeId keeper, const Wish& wish) {
 void Manager::knock(NodeId keeper, const Wish& wish) {
   Door& door = doors_[keeper];
   const bool knocks = !door.wishes.empty() && now_ - door.knocked < options_.fresh / 4;
-  if (!knocks) door.wishes.clear();  // said again by who still has them
-  door.wishes[wish.partition] = wish;
+  door.wishes[wish.partition] = {wish, now_};
   if (knocks) return;
   door.knocked = now_;
   KeeperMessage message;  // what it knows of the partition: certainly newer than nothing
@@ -105,8 +104,8 @@ void Manager::knock(NodeId keeper, const Wish& wish) {
 void Manager::answered(NodeId keeper, base::Time now) {
   Door& door = doors_[keeper];
   door.heard = now;
-  for (const auto& [partition, wish] : std::exchange(door.wishes, {}))
-    if (wish.change.base == view(partition).epoch && now - door.knocked < options_.fresh) tell(keeper, wish);
+  for (const auto& [partition, one] : std::exchange(door.wishes, {}))
+    if (one.wish.change.base == view(partition).epoch && now - one.at < options_.wish_life) tell(keeper, one.wish);
 }
 
 void Manager::on_message(const ManagerMessage& message, base::Time now) {

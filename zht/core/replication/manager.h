@@ -50,6 +50,9 @@ struct ManagerOptions {
   // A keeper is told a wish when it was heard within this time, and else when it has answered a knock. Less than the silence
   // after which a primary drops a member.
   base::Duration fresh = std::chrono::milliseconds(100);
+  // What was wished for this long ago is still wished for, or else settled by a newer epoch; so late an answer to a knock will do,
+  // for on a machine that has too much to do none is earlier.
+  base::Duration wish_life = std::chrono::seconds(1);
   base::Duration dead = std::chrono::seconds(2);  // without news of a node for this long it is no place for a copy
   base::Duration balance = std::chrono::seconds(1);
   BalanceOptions balancing;
@@ -126,8 +129,12 @@ class Manager {
   std::unordered_map<std::uint32_t, Tries> tries_;  // of wishes that are not granted yet, by partition
   // Keepers: when they were heard themselves, and what they will be told when they answer.
   struct Door {
+    struct Waiting {
+      Wish wish;
+      base::Time at{};
+    };
     base::Time heard{}, knocked{};
-    std::map<PartitionId, Wish> wishes;
+    std::map<PartitionId, Waiting> wishes;
   };
   std::map<NodeId, Door> doors_;
   // Members whose process has ended, until every view does without them, or for so long.
