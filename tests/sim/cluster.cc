@@ -122,7 +122,7 @@ class Client {
  private:
   void post();
   void give_up();
-  Micros patience() const { return reader_ ? 25 * sec : 2500 * ms; }
+  bool is_enough() const;
   View& view() { return views[request_.partition]; }
 
   Cluster& world_;
@@ -147,6 +147,7 @@ class Cluster {
   void learned(PartitionId partition, const View& view);
   // Interval: what partitions may lack, after a disk has lost something.
   void look_for_losses();
+  bool is_destroyed(std::uint32_t partition) const;
   void crash_point(int node);
   bool crash_now(int node);
   void say(const char* format, ...) __attribute__((format(printf, 2, 3)));
@@ -785,10 +786,15 @@ void Client::post() {
   const std::uint64_t timer = ++timer_;
   world_.at(world_.now + 120 * ms + between(world_.random, 0, 60 * ms), [this, timer] {
     if (timer != timer_ || !busy_) return;
-    if (world_.now - began_ > patience()) return give_up();
+    if (is_enough()) return give_up();
     world_.send(id_, static_cast<int>(world_.random.below(kNodes)), GetViews{});
     post();
   });
+}
+
+bool Client::is_enough() const {
+  if (reader_) return world_.is_destroyed(request_.partition);
+  return world_.now - began_ > 2500 * ms;
 }
 
 void Client::give_up() {
@@ -810,7 +816,7 @@ void Client::on(const Packet& packet) {
     world_.send(id_, static_cast<int>(world_.random.below(kNodes)), GetViews{});
     world_.at(world_.now + between(world_.random, 2 * ms, 15 * ms), [this, timer] {
       if (timer != timer_ || !busy_) return;
-      if (world_.now - began_ > patience()) give_up();
+      if (is_enough()) give_up();
       else post();
     });
     return;
@@ -1020,15 +1026,22 @@ void Cluster::learned(PartitionId partition, const View& view) {
     return;
   }
   result.views++;
-  // The one copy left is the damaged one: no protocol can save what it held.
-  const bool lost = std::all_of(view.sync.begin(), view.sync.end(), [&](Member one) { return losses.has_rotted(one); });
-  result.sole_copy_lost = result.sole_copy_lost || lost;
   const auto before = decided_.find({p, number(view.epoch) - 1});
   if (before != decided_.end() && before->second.primary.instance != view.primary.instance && in_sync(view, before->second.primary))
     happened(Happened::moved);
   if (view.epoch > latest_[p].epoch) latest_[p] = view;
+  if (is_destroyed(p)) {
+    history.give_up(p);
+    result.sole_copy_lost = true;
+  }
   if (!always) losses.look(p, latest_[p]);
   say("partition %u view %s", p, to_string(view).c_str());
+}
+
+// The one copy left is the damaged one: no protocol can save what it held.
+bool Cluster::is_destroyed(std::uint32_t p) const {
+  const Members& sync = latest_[p].sync;
+  return std::all_of(sync.begin(), sync.end(), [&](Member one) { return losses.has_rotted(one); });
 }
 
 void Cluster::look_for_losses() {
@@ -1357,7 +1370,6 @@ void Cluster::judge() {
   }
   if (result.violations.size() < 20) history.judge();
   result.last_second_lost = history.lost();
-  if (result.sole_copy_lost) result.violations.clear();
 }
 
 }  // namespace

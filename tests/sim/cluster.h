@@ -36,7 +36,7 @@ struct RunResult {
   // Durability interval, and all sync members of a partition lost their power: what they had not synced is gone, as
   // agreed. That partition's answers are not judged any more.
   std::uint64_t last_second_lost = 0;
-  bool sole_copy_lost = false;  // the world destroyed what no protocol can save: not judged
+  bool sole_copy_lost = false;  // the world destroyed the last copy of a partition: that one is not judged any more
 };
 
 RunResult run_cluster(std::uint64_t seed, const RunOptions& options);

@@ -12,7 +12,7 @@ constexpr KnownDefect kKnown[] = {
     {"acknowledge_unsynced", Defect::acknowledge_unsynced, 400, false, Emphasis::power},
     {"no_fence", Defect::no_fence, 300},
     {"drop_tail", Defect::drop_tail, 300},
-    {"no_lease", Defect::no_lease, 300, false},
+    {"no_lease", Defect::no_lease, 500, false},
     {"dirty_read", Defect::dirty_read, 300},
     {"few_copies", Defect::few_copies, 300},
     {"same_incarnation", Defect::same_incarnation, 300},

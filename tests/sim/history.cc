@@ -16,6 +16,7 @@ void History::returned(std::size_t call, const Reply& reply, Micros now) {
 }
 
 void History::committed(std::uint32_t partition, const EntryPtr& entry, const std::string& where) {
+  if (has_lost(partition)) return;
   std::vector<EntryPtr>& log = log_[partition];
   const Version sequence = entry->at.sequence;
   if (sequence <= log.size()) {
@@ -41,7 +42,7 @@ void History::committed(std::uint32_t partition, const EntryPtr& entry, const st
 }
 
 void History::committed(std::uint32_t partition, const Ledger& ledger, Position to, const std::string& where) {
-  if (lost_.contains(partition)) return;
+  if (has_lost(partition)) return;
   std::vector<Position>& log = places_[partition];
   const std::string what = "partition " + std::to_string(partition) + " entry " + std::to_string(to.sequence) + " at " + where;
   if (to.sequence <= log.size()) {
@@ -72,7 +73,7 @@ void History::committed(std::uint32_t partition, const Ledger& ledger, Position 
 
 void History::promoted(std::uint32_t partition, const Ledger& ledger, Position end, const std::string& where) {
   const std::vector<Position>& all = places_[partition];
-  if (all.empty() || lost_.contains(partition)) return;
+  if (all.empty() || has_lost(partition)) return;
   const auto has = [&](Version version) {
     if (end.sequence < version) return false;
     const auto path = ledger.path(partition, version - 1, end);
@@ -103,6 +104,7 @@ Version History::agreed(std::uint32_t partition, const Ledger& ledger, Position 
 }
 
 void History::promoted(std::uint32_t partition, const std::vector<EntryPtr>& log, const std::string& where) {
+  if (has_lost(partition)) return;
   const std::vector<EntryPtr>& all = log_[partition];
   for (std::size_t i = 0; i < all.size(); i++) {
     if (i < log.size() && log[i]->at == all[i]->at) continue;
@@ -119,7 +121,7 @@ Version History::position(const Call& call) const {
 void History::judge() {
   std::vector<std::pair<Micros, Call*>> begins, ends;
   for (Call& call : calls_) {
-    if (call.ended < 0 || lost_.contains(call.request.partition)) continue;
+    if (call.ended < 0 || has_lost(call.request.partition)) continue;
     begins.emplace_back(call.began, &call);
     ends.emplace_back(call.ended, &call);
   }

@@ -63,7 +63,9 @@ class History {
   // lack some; entries up to `kept` must be there all the same.
   void may_lose(std::uint32_t partition, Version kept);
   Version agreed(std::uint32_t partition, const Ledger& ledger, Position at) const;  // committed entries of the log that ends so
-  bool has_lost(std::uint32_t partition) const { return lost_.contains(partition); }
+  // The world destroyed the partition's last copy: what becomes of it is not judged any more.
+  void give_up(std::uint32_t partition) { given_up_.insert(partition); }
+  bool has_lost(std::uint32_t partition) const { return lost_.contains(partition) || given_up_.contains(partition); }
   std::uint64_t lost() const { return lost_.size(); }         // partitions that did lose something so
   void judge();
   std::size_t calls() const { return calls_.size(); }
@@ -85,7 +87,7 @@ class History {
 
   std::vector<Violation>& found_;
   std::map<std::uint32_t, Version> may_lose_;  // by partition: after this entry
-  std::set<std::uint32_t> lost_;
+  std::set<std::uint32_t> lost_, given_up_;
   std::vector<Call> calls_;
   std::map<std::uint32_t, std::vector<EntryPtr>> log_;
   std::map<std::uint32_t, std::vector<Position>> places_;

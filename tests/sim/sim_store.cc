@@ -257,8 +257,9 @@ bool SimStore::replay(Bytes record) {
     case Record::import_begin: {
       PartitionTable& table = table_of();
       const std::uint64_t since = reader.u64();
+      const Epoch joined = table.origin.joined;
       table = {};
-      table.origin = {since, since};
+      table.origin = {since, since, joined};
       table.importing = true;
       return reader.done();
     }
@@ -272,6 +273,7 @@ bool SimStore::replay(Bytes record) {
       return reader.done();
     }
     case Record::import_end: table_of().importing = false; return true;
+    case Record::joined: table_of().origin.joined = Epoch{reader.u64()}; return reader.done();
   }
   return false;
 }
@@ -298,6 +300,16 @@ const PartitionTable& SimStore::at(PartitionId partition) const {
 }
 
 replication::ReplicaStore::Origin SimStore::origin(PartitionId partition) const { return at(partition).origin; }
+
+Result<void> SimStore::note_joined(PartitionId partition, Epoch epoch) {
+  (void)at(partition);
+  table(partition).origin.joined = epoch;
+  std::string body;
+  base::Writer(body).u64(replication::number(epoch));
+  put(Record::joined, partition, body);
+  return {};
+}
+
 Position SimStore::end(PartitionId partition) const { return at(partition).end(); }
 Version SimStore::floor(PartitionId partition) const { return at(partition).floor; }
 
@@ -331,10 +343,11 @@ Result<std::unique_ptr<replication::SnapshotSource>> SimStore::export_snapshot(P
 
 Result<void> SimStore::begin_import(PartitionId partition, std::uint64_t incarnation) {
   PartitionTable& mine = table(partition);
+  const Epoch joined = mine.origin.joined;
   mine = {};
   mine.importing = true;
   mine.ending = false;
-  mine.origin = {incarnation, incarnation};
+  mine.origin = {incarnation, incarnation, joined};
   put(Record::import_begin, partition, std::string(reinterpret_cast<const char*>(&incarnation), sizeof incarnation));
   return {};
 }

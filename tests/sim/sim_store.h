@@ -82,11 +82,11 @@ class SimStore final : public replication::ReplicaStore {
   Result<void> begin_import(PartitionId partition, std::uint64_t incarnation) override;
   Result<void> import(PartitionId partition, Bytes piece) override;
   Result<bool> end_import(PartitionId partition, Position at) override;
-  Result<void> note_joined(PartitionId, Epoch) override { return {}; }  // nothing is forgotten here
+  Result<void> note_joined(PartitionId partition, Epoch epoch) override;
   Result<void> make_durable() override { return {}; }  // what is acknowledged has been synced, or power never fails
 
  private:
-  enum class Record : std::uint8_t { born = 1, unsure, entry, rewind, import_begin, import_piece, import_end };
+  enum class Record : std::uint8_t { born = 1, unsure, entry, rewind, import_begin, import_piece, import_end, joined };
   void put(Record kind, PartitionId partition, Bytes body);
   // False: not a record this store writes.
   bool replay(Bytes record);
