@@ -8,7 +8,7 @@ add_unit_test(zht_resp_test
   SOURCES resp_test.cc
   USES test_support zht_resp)
 add_unit_test(zht_endpoint_test
-  SOURCES endpoint_test.cc datagram_client_test.cc settings_test.cc peer_link_test.cc
+  SOURCES endpoint_test.cc datagram_client_test.cc settings_test.cc peer_link_test.cc instance_peers_test.cc
   USES zht_net zht_client zht_node zht_server zht_support zht_proto)
 add_unit_test(zht_security_test
   SOURCES security_test.cc
