@@ -256,34 +256,47 @@ class ClusterTest(unittest.TestCase):
             return now - seen.setdefault(version, now) > 1.5
         wait_for(same, "a table that stays as it is", SLOW)
 
-    def test_a_rolling_restart_shows_no_error(self):
-        self.cluster = cluster = Cluster(self.box, 4)
-        stopping, answers = [], []
+    def rolling_restart(self, count):
+        """Every node is ended by SIGTERM and started again, one after the other, while one client appends and another reads."""
+        self.cluster = cluster = Cluster(self.box, count)
+        stopping, appends, lookups = [], [], []
 
-        def work():
+        def work(answers, operation):
             pipe, n = Pipe(self.box), 0
             while not stopping:
                 n += 1
-                answers.append(pipe.ask(op="append", key=f"k{n % 50}", value="x", timeout_ms=SLOW * 1000)["status"])
+                answers.append(pipe.ask(key=f"k{n % 50}", timeout_ms=SLOW * 1000, **operation)["status"])
             pipe.close()
 
-        worker = harness.threading.Thread(target=work)
-        worker.start()
+        workers = [harness.threading.Thread(target=work, args=(appends, {"op": "append", "value": "x"})),
+                   harness.threading.Thread(target=work, args=(lookups, {"op": "lookup"}))]
+        for worker in workers:
+            worker.start()
         try:
-            for node in cluster.nodes:
-                mark = len(answers)
-                node.stop()
-                wait_for(lambda: len(answers) > mark + 50, "progress", SLOW)  # noqa: B023
-                if node is cluster.nodes[0]:
-                    self.settled()
-                node.start()
-                cluster.wait_until_safe()
+            for _ in range(rounds(1, 20)):
+                for node in cluster.nodes:
+                    node.stop()
+                    marks = len(appends), len(lookups)
+                    wait_for(lambda: len(appends) > marks[0] + 50 and len(lookups) > marks[1] + 50, "progress", SLOW)  # noqa: B023
+                    if count == 5 and node is cluster.nodes[0]:
+                        self.settled()
+                    node.start()
+                    cluster.wait_until_safe()
         finally:
             stopping.append(True)
-            worker.join(SLOW)
-        self.assertEqual(set(answers), {"ok"})
+            for worker in workers:
+                worker.join(SLOW)
+        self.assertEqual(set(appends), {"ok"})
+        self.assertLessEqual(set(lookups), {"ok", "notfound"})
         total = sum(len(self.box.out("zht", "lookup", f"k{k}", "--raw")) for k in range(50))
-        self.assertEqual(total, len(answers), "each append once")
+        self.assertEqual(total, len(appends), "each append once")
+        print(f"{rounds(1, 20)} rolling restarts of {count} nodes: {len(appends)} appends, {len(lookups)} lookups, no error", flush=True)
+
+    def test_a_rolling_restart_of_three_nodes_shows_no_error(self):
+        self.rolling_restart(3)
+
+    def test_a_rolling_restart_of_five_nodes_shows_no_error(self):
+        self.rolling_restart(5)
 
     def test_it_grows_out_of_one_node_and_shrinks_again(self):
         self.cluster = cluster = Cluster.__new__(Cluster)
