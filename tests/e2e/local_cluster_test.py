@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import socket
 import unittest
 
@@ -58,6 +59,28 @@ class LocalCluster(unittest.TestCase):
                 self.assertEqual(box.out("zht", "lookup", f"k{n}", env={"ZHT_CLUSTER": grown}), f"v{n}")
             box.run("zht", "cluster", "down", "--remove")
             self.assertFalse(re.findall(r"cluster\.json|\d", " ".join(os.listdir(box.data + "-cluster"))))
+
+    def test_a_node_whose_data_is_gone_comes_back_as_another(self):
+        with Sandbox() as box:
+            addresses = self.up(box, 3)
+            away = {"ZHT_CLUSTER": addresses}
+            for n in range(10):
+                box.run("zht", "insert", f"k{n}", f"v{n}", env=away)
+            wait_for(lambda: "data is safe" in box.run("zht", "status", env=away, expect=None)[0], "copies of everything")
+            victim = self.nodes(box)[0]
+            os.kill(victim["pid"], 9)
+            wait_for(lambda: not alive(victim["pid"]), "its end")
+            shutil.rmtree(victim["data"])
+            _, err = box.run("zht", "cluster", "up", "3", "--partitions", "64")
+            self.assertIn("joined as a new node", err)
+            wait_for(lambda: "data is safe" in box.run("zht", "status", env=away, expect=None)[0], "copies of everything")
+
+            def living():
+                return [one["node"] for one in box.json("zht", "status", "--json", env=away)["cluster"]["nodes"] if one["lives"]]
+            wait_for(lambda: living() == [2, 3, 4], "the news that the node it was is gone")
+            for n in range(10):
+                self.assertEqual(box.out("zht", "lookup", f"k{n}", env=away), f"v{n}")
+            box.run("zht", "cluster", "down", "--remove")
 
     def test_what_is_wrong_is_said(self):
         with Sandbox() as box, socket.socket() as taken:

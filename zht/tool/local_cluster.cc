@@ -33,6 +33,7 @@ constexpr unsigned kMostNodes = 64;
 struct Member {
   unsigned number = 0;
   std::string folder, address;  // host:port of its manager
+  bool begun = false;           // it has served: its number is that data folder's, and never again another's
 };
 
 struct Plan {
@@ -68,6 +69,7 @@ Result<std::optional<Plan>> read_plan(const std::string& folder) {
     if (!client::parse_address(one["address"].get<std::string>())) return broken;
     const auto number = static_cast<unsigned>(plan.nodes.size() + 1);
     plan.nodes.push_back({number, folder + "/" + std::to_string(number), one["address"].get<std::string>()});
+    plan.nodes.back().begun = one.value("begun", false);
   }
   if (plan.nodes.empty() || plan.founders == 0 || plan.founders > plan.nodes.size()) return broken;
   return std::optional<Plan>(std::move(plan));
@@ -75,7 +77,7 @@ Result<std::optional<Plan>> read_plan(const std::string& folder) {
 
 Result<void> write_plan(const Plan& plan) {
   json nodes = json::array();
-  for (const Member& node : plan.nodes) nodes.push_back({{"address", node.address}});
+  for (const Member& node : plan.nodes) nodes.push_back({{"address", node.address}, {"begun", node.begun}});
   return support::write_file_atomically(plan_path(plan.folder), json{{"instances", plan.instances},
                                                                         {"founders", plan.founders},
                                                                         {"nodes", nodes}}.dump(2) + "\n");
@@ -187,10 +189,27 @@ Result<void> up(const support::Program& program, const UpFlags& flags) {
     TRY(support::write_file_atomically(listed, lines));
   }
   const std::string founder = joined_addresses({plan.nodes.begin(), plan.nodes.begin() + static_cast<std::ptrdiff_t>(plan.founders)});
-  for (const Member& node : plan.nodes) {
+  const auto is_fresh = [](const Member& node) {
+    struct stat there {};
+    return ::stat((node.folder + "/node.json").c_str(), &there) != 0;
+  };
+  std::vector<Member> others;  // that have data
+  for (Member& node : plan.nodes) {
+    if (is_fresh(node)) continue;
+    node.begun = true;
+    others.push_back(node);
+  }
+  // Who has served once is known to the others, and what it held is counted on: with its data gone it must not pass for the node
+  // it was. It joins as another, when those are there.
+  const auto has_lost = [&](const Member& node) { return node.begun && is_fresh(node) && !others.empty(); };
+  std::vector<Member*> order;
+  for (const bool last : {false, true})
+    for (Member& node : plan.nodes)
+      if (has_lost(node) == last) order.push_back(&node);
+  for (Member* const next_one : order) {
+    Member& node = *next_one;
     if (runs(node)) continue;
-    struct stat begun {};
-    const bool fresh = ::stat((node.folder + "/node.json").c_str(), &begun) != 0;
+    const bool fresh = is_fresh(node), lost = has_lost(node);
     const std::uint16_t port = port_of(node);
     if (!is_free(port))
       return give_up(node, fail(Code::conflict, "port ", port, " is taken by another process; end that, or use another --dir"));
@@ -199,15 +218,19 @@ Result<void> up(const support::Program& program, const UpFlags& flags) {
       arguments.insert(arguments.end(), {"--instances", std::to_string(plan.instances)});
       if (!flags.replicas.empty()) arguments.insert(arguments.end(), {"--replicas", flags.replicas});
       if (!flags.sync_replicas.empty()) arguments.insert(arguments.end(), {"--sync-replicas", flags.sync_replicas});
-      if (node.number > plan.founders) arguments.insert(arguments.end(), {"--join", founder});
+      if (lost) arguments.insert(arguments.end(), {"--join", joined_addresses(others)});
+      else if (node.number > plan.founders) arguments.insert(arguments.end(), {"--join", founder});
       else if (plan.founders > 1) arguments.insert(arguments.end(), {"--nodes", listed});
       if (node.number <= plan.founders && !flags.partitions.empty()) arguments.insert(arguments.end(), {"--partitions", flags.partitions});
     }
     if (!flags.durability.empty()) arguments.insert(arguments.end(), {"--durability", flags.durability});
     auto serving = client::start_node(node.folder, arguments, limit);
     if (!serving) return give_up(node, std::move(serving).error());
+    node.begun = true;
+    TRY(write_plan(plan));
     started.push_back(node);
-    if (!program.common().quiet) std::cerr << "zht: node " << node.number << " serves " << node.address << ", data in " << node.folder << "\n";
+    if (!program.common().quiet) std::cerr << "zht: node " << node.number << " serves " << node.address << ", data in " << node.folder
+                                                  << (lost ? " (that it had before is gone: it joined as a new node)" : "") << "\n";
   }
   if (!support::wait_until(std::min<Millis>(limit, 60s), [&] { return complete(plan.nodes); }))
     return fail(Code::timeout, "the nodes serve, but do not all know each other yet; see node.log in ", folder, "/1 and so on");
