@@ -1186,9 +1186,9 @@ void StoreImpl::note_failure(const base::Error& error) {
 
 // --- the log's bound ---
 
-// Housekeeping keeps the log about this long by itself, as far as it is called and the disk keeps up.
+// Housekeeping keeps the log no longer than this by itself, as far as it is called and the disk keeps up.
 std::uint64_t StoreImpl::log_wanted(std::size_t record_size) const {
-  return std::max(log_bound(), 4 * log_.largest_segment(record_size));
+  return std::max({log_bound(), options_.log_per_table * extent().tables, 4 * log_.largest_segment(record_size)});
 }
 
 // And this is the most it may be, whatever the speed of who writes.

@@ -130,15 +130,19 @@ struct Options {
   bool read_only = false;                              // verify and inspect: changes nothing, takes no lock
   std::uint64_t segment_size = std::uint64_t{64} << 20;  // bytes of a full log segment; the first ones are smaller
   // Checkpoint and drop segments when the log is this many times the live data (and at least four segments).
-  // With W the largest of log_slack times the live data (32 bytes more for each key), log_floor and four segments, the log's
-  // files take no more than 2 W and two segments, however fast is written: from 1.25 W on apply() takes checkpoints itself, in
-  // proportion to what it writes, and from 1.7 W on waits for the disk as well, in pieces of some twenty microseconds, at the
-  // bound until there is room. A segment is the largest that is there: 1 MiB at first, doubling to 8 MiB, or half the
+  // With W the largest of log_slack times the live data (32 bytes more for each key), log_floor, log_per_table times the tables
+  // and four segments, the log's files take no more than 2 W and two segments, however fast is written: from 1.25 W on apply()
+  // takes checkpoints itself, in proportion to what it writes, and from 1.7 W on waits for the disk as well, in pieces of some
+  // twenty microseconds, at the bound until there is room. A segment is the largest that is there: 1 MiB at first, doubling to 8 MiB, or half the
   // live data, `segment_size` at most. Longer only by what exports and tails hold, by what a failing disk keeps from
   // being dropped, and, when the live data shrinks, for as long as it takes to write as much.
   double log_slack = 2.0;
   // ... but not a log shorter than this many bytes: with many small tables a checkpoint of each costs more than it saves.
   std::uint64_t log_floor = 0;
+  // How much log at least, for each table that there is, has to be there before apply() takes checkpoints itself or waits for the
+  // disk: a table's checkpoint takes a file and its share of a sync, so that with hundreds of small tables the disk is slower
+  // than who writes. maintain() keeps the log as short as it would without.
+  std::uint64_t log_per_table = std::uint64_t{256} << 10;
   // Bytes of a checkpoint taken at one step of maintain(): how long its caller waits, and how much longer the log becomes until
   // the checkpoint is whole.
   std::size_t maintain_slice = std::size_t{32} << 10;

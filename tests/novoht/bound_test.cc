@@ -58,7 +58,10 @@ constexpr std::uint64_t kSegment = 64 << 10;
 
 class BoundTest : public ::testing::Test {
  protected:
-  BoundTest() { options_.segment_size = kSegment; }
+  BoundTest() {
+    options_.segment_size = kSegment;
+    options_.log_per_table = 0;
+  }
   void open(base::FileSystem& files) {
     store_.reset();
     auto opened = Store::open(files, "/store", options_);
@@ -77,7 +80,8 @@ class BoundTest : public ::testing::Test {
   // As store.h has it.
   std::uint64_t bound(const Statistics& s) const {
     const double live = static_cast<double>(s.live_bytes + 32 * s.keys);
-    const auto wanted = std::max({static_cast<std::uint64_t>(options_.log_slack * live), options_.log_floor, 4 * kSegment});
+    const auto wanted = std::max({static_cast<std::uint64_t>(options_.log_slack * live), options_.log_floor,
+                                  options_.log_per_table * s.tables, 4 * kSegment});
     return 2 * wanted + 2 * kSegment;
   }
 
@@ -92,6 +96,7 @@ struct Load {
   std::uint32_t tables;
   bool housekeeping;
   std::uint64_t floor;
+  std::uint64_t per_table = 0;
 };
 
 class SpeedTest : public BoundTest, public ::testing::WithParamInterface<Load> {};
@@ -99,6 +104,7 @@ INSTANTIATE_TEST_SUITE_P(BoundTest, SpeedTest,
                          ::testing::Values(Load{"OneTable", {}, 1, false, 0}, Load{"ManyTables", {}, 100, false, 0},
                                            Load{"WithHousekeeping", {}, 100, true, 0},
                                            Load{"WithFloor", {}, 100, false, 3 << 20},
+                                           Load{"WithLogForEachTable", {}, 100, false, 0, 30 << 10},
                                            Load{"OneTableSlowSync", std::chrono::milliseconds(10), 1, false, 0},
                                            Load{"ManyTablesSlowSync", std::chrono::milliseconds(2), 100, false, 0},
                                            Load{"ManyTablesSlowSyncWithHousekeeping", std::chrono::milliseconds(2), 100, true, 0}),
@@ -107,6 +113,7 @@ INSTANTIATE_TEST_SUITE_P(BoundTest, SpeedTest,
 TEST_P(SpeedTest, TheLogStaysWithinItsBoundWhileWritersDoNotPause) {
   const Load load = GetParam();
   options_.log_floor = load.floor;
+  options_.log_per_table = load.per_table;
   files_ = std::make_unique<SlowFiles>(load.sync);
   open(*files_);
   constexpr std::uint64_t kKeys = 6000, kRecords = 70'000;
