@@ -1,229 +1,16 @@
 #include "tests/sim/cluster.h"
 
 #include <algorithm>
-#include <array>
 #include <cstdarg>
 #include <cstdio>
-#include <deque>
-#include <functional>
-#include <queue>
 #include <variant>
 
-#include "novoht/base/memory_files.h"
-#include "tests/sim/bare_server.h"
-#include "tests/sim/frames.h"
-#include "tests/sim/losses.h"
-#include "tests/sim/packet.h"
 #include "tests/sim/rot.h"
 #include "tests/sim/unsynced_registers.h"
 #include "tests/sim/words.h"
-#include "zht/core/instance.h"
-#include "zht/core/replication/keepership.h"
+#include "tests/sim/world.h"
 
 namespace zht::sim {
-namespace {
-
-using namespace replication;
-using core::ConnectionId;
-using core::Instance;
-
-constexpr Micros ms = 1000, sec = 1000 * ms;
-constexpr int kNodes = 6, kSeeds = 4, kKeepers = 3, kClients = 6;  // nodes past the first kSeeds join later
-constexpr int kClientBase = 100, kReader = kClientBase + kClients;
-constexpr const char* kKeys[] = {"a", "b", "c", "x"};
-
-class Cluster;
-
-class Node final : public ReplicationObserver {
- public:
-  Node(Cluster& world, int id);
-  void start();
-  void stop(bool power);
-  void deliver(int from, const PacketPtr& packet);
-  void set_goal(PartitionId partition, const Goal& goal);
-  void set_clock(double rate, Micros wall_ahead);
-  Member self() const { return {InstanceId{static_cast<std::uint32_t>(id_)}, incarnation}; }
-  Micros local(Micros now) const { return offset_ + static_cast<Micros>(static_cast<double>(now) * rate_); }
-
-  bool up = false, powered = true, known = false, leaving = false;
-  Micros paused_until = 0;
-  base::MemoryFiles disk, keeper_disk;
-  std::uint64_t incarnation = 1, boot = 1;
-  std::unique_ptr<SimStore> store;     // of the bare protocol
-  std::unique_ptr<Instance> instance;  // or else
-  Replicator* replicator = nullptr;
-  bool is_full() const { return full_; }
-  void set_full(bool full);
-  void check_tables(const char* when);
-  std::unique_ptr<Manager> manager;
-  std::unique_ptr<Keepership> keepership;
-
- private:
-  Result<RegisterStore*> open_registers();
-  base::Time now() const;
-  base::WallTime wall() const { return base::from_millis(kWallMillis) + std::chrono::microseconds(local(world_now()) + wall_ahead_); }
-  Micros world_now() const;
-  void open_instance();
-  void open_protocol();
-  void instance_round(const std::function<void()>& work);
-  void take_frames(Bytes frames);
-  void on_frame_request(int from, const Request& asked);
-  void note_alone();
-  void sync_instance();
-  void round(const std::function<void()>& work);
-  void finish(base::Time at);
-  void sync_soon();
-  void tick();
-  void after_round();
-  void note_failure();
-  void fail();
-  void reply_retry(int to, const Request& request);
-
-  void on_promoted(Member, PartitionId partition) override;
-  void on_appended(Member, PartitionId partition, const Entry& entry, Position previous) override;
-  void on_committed(Member, PartitionId partition, Version first, Version last) override;
-  void on_broken(Member, PartitionId, std::string_view what) override;
-
-  Cluster& world_;
-  const int id_;
-  std::uint64_t life_ = 0;  // to tell events of an earlier process
-  double rate_ = 1;
-  Micros offset_ = 0, wall_ahead_ = 0;
-  Micros synced_at_ = 0;
-  std::uint64_t config_ = 1;        // who keeps, as durably noted
-  std::vector<NodeId> keepers_;
-  std::unique_ptr<novoht::Store> registers_;
-  std::unique_ptr<RegisterStore> register_store_;
-  bool syncing_ = false, finish_later_ = false, failure_noted_ = false;
-  std::uint64_t marked_ = 0, unsynced_ = 0;
-  std::unique_ptr<Replicator> own_;      // of the bare protocol
-  std::unique_ptr<BareServer> server_;
-  bool full_ = false;
-  struct Asked {
-    int client;
-    Request request;
-  };
-  std::map<std::uint64_t, Asked> asked_;  // by the frame's number
-  std::uint64_t next_frame_ = 1;
-  std::string out_;                       // frames that may leave at the round's end
-  std::map<std::uint32_t, Position> seen_;  // by partition: where the log was after the last round
-};
-
-class Client {
- public:
-  Client(Cluster& world, int id, bool reader) : world_(world), id_(id), reader_(reader) {}
-  void next();
-  void on(const Packet& packet);
-  void read_all();
-  bool finished = false;
-  double read_bias = 0, watch_bias = 0;
-  std::vector<View> views;
-
- private:
-  void post();
-  void give_up();
-  bool is_enough() const;
-  View& view() { return views[request_.partition]; }
-
-  Cluster& world_;
-  const int id_;
-  const bool reader_;
-  bool busy_ = false;
-  std::uint64_t sequence_ = 0, timer_ = 0;
-  Request request_;
-  Micros began_ = 0;
-  std::size_t call_ = 0;
-  std::vector<std::pair<std::uint32_t, std::string>> todo_;
-  std::map<std::pair<std::uint32_t, std::string>, std::pair<std::optional<std::string>, Version>> seen_;
-};
-
-class Cluster {
- public:
-  Cluster(std::uint64_t seed, const RunOptions& run);
-  RunResult run();
-
-  void at(Micros when, std::function<void()> what) { events_.push({std::max(when, now), order_++, std::move(what)}); }
-  void send(int from, int to, Packet packet);
-  void learned(PartitionId partition, const View& view);
-  // Interval: what partitions may lack, after a disk has lost something.
-  void look_for_losses();
-  bool is_destroyed(std::uint32_t partition) const;
-  void crash_point(int node);
-  bool crash_now(int node);
-  void say(const char* format, ...) __attribute__((format(printf, 2, 3)));
-  void happened(Happened kind) { result.happened.add(kind); }
-  // A keeper has said that it accepts what `proposer` proposed.
-  void accepted(int voter, int proposer, PartitionId partition);
-  void left(int node);
-  void other_keepers(int node, std::uint64_t config, const std::vector<NodeId>& keepers);
-  bool keeps(int node) const {
-    return std::find(keepers.begin(), keepers.end(), NodeId{static_cast<std::uint64_t>(node)}) != keepers.end();
-  }
-  void bad(const char* kind, std::string text) { result.violations.push_back({kind, std::move(text)}); }
-  void answered();
-  void tell(int from, int to, const Packet& packet);
-  View& latest(std::uint32_t partition) { return latest_[partition]; }
-  static std::string name(int node) { return "n" + std::to_string(node); }
-
-  base::Random random;
-  const RunOptions options;
-  RunResult result;
-  History history;
-  Ledger ledger;
-  Losses losses{history, ledger};
-  Micros now = 0, work_until = 0, stop_faults = 0;
-  Timing timing;
-  Micros replace_after = 800 * ms;
-  std::uint64_t config = 1;     // of the keepers, the newest that anyone knows
-  std::vector<NodeId> keepers;  // ... and who they are
-  bool always = true;  // durability: else what was written is acknowledged, and synced within a second
-  std::uint32_t partition_count = 1;
-  std::vector<View> first;
-  std::vector<int> seeds;
-  bool slow_disk = false;
-  double round_pause = 0;
-  std::deque<Node> nodes;
-  std::deque<Client> clients;
-
- private:
-  struct Event {
-    Micros at;
-    std::uint64_t order;
-    std::function<void()> run;
-    bool operator<(const Event& other) const { return at != other.at ? at > other.at : order > other.order; }
-  };
-  using Links = std::set<std::pair<int, int>>;
-
-  void fault();
-  void crash(int node, bool power);
-  void reaped(Member who, int times);
-  void restart(int node);
-  void rot(int node);
-  void cut(Links links, Micros hold);
-  void split(const std::set<int>& side, Micros hold, bool clients_too);
-  void move_something();
-  void come_or_go();
-  void interrupt_vote(int proposer, PartitionId partition);
-  void deliver(int from, int to, std::uint64_t order, const PacketPtr& packet);
-  void heal();
-  void judge();
-
-  std::priority_queue<Event> events_;
-  std::uint64_t order_ = 0;
-  double loss_ = 0, repeat_ = 0, crash_point_ = 0, pace_ = 1;
-  Micros tail_ = 0, slow_until_ = 0, last_answer_ = 0;
-  bool rot_allowed_ = false, power_ = false;
-  std::array<int, static_cast<std::size_t>(Fault::count)> weights_{};
-  std::map<std::pair<int, int>, int> cut_;
-  std::map<std::pair<int, int>, std::uint64_t> arrived_;  // by link, the latest in order of what was sent
-  std::map<int, Micros> stalled_;                         // what these say is held back until then
-  bool vote_armed_ = false;
-  std::vector<View> latest_;
-  std::map<std::pair<std::uint32_t, std::uint64_t>, View> decided_;
-  std::map<std::uint64_t, std::vector<NodeId>> decided_keepers_;
-};
-
-Micros between(base::Random& random, Micros a, Micros b) { return a + static_cast<Micros>(random.below(static_cast<std::uint64_t>(b - a + 1))); }
 
 // --- a node ---
 
@@ -1371,8 +1158,6 @@ void Cluster::judge() {
   if (result.violations.size() < 20) history.judge();
   result.last_second_lost = history.lost();
 }
-
-}  // namespace
 
 RunResult run_cluster(std::uint64_t seed, const RunOptions& options) { return Cluster(seed, options).run(); }
 
