@@ -121,6 +121,7 @@ void Node::open_instance() {
   if (how.torn) world_.happened(Happened::torn_log);
   world_.result.unsure += !how.sure;
   world_.result.damaged += how.damaged;
+  note_alone(false);
   for (std::uint32_t p = 0; p < world_.partition_count; p++) {
     seen_[p] = instance->replicated_store().end(PartitionId{p});
     world_.losses.opened(self(), p, seen_[p], !how.damaged && !how.torn);
@@ -281,7 +282,7 @@ void Node::instance_round(const std::function<void()>& work) {
     note_failure();
     out_.clear();
   } else {
-    note_alone();
+    note_alone(true);
   }
   if (finish_later_) return;
   const bool stall = world_.round_pause > 0 && world_.now < world_.stop_faults && world_.random.chance(world_.round_pause);
@@ -302,12 +303,15 @@ void Node::instance_round(const std::function<void()>& work) {
 }
 
 // What an instance wrote while it was alone in a view passed by its replica, and so by us; it is in the log.
-void Node::note_alone() {
+// `shown`: what is there may have been acknowledged. Else it is what a life wrote at its very end.
+void Node::note_alone(bool shown) {
   for (std::uint32_t p = 0; p < world_.partition_count; p++) {
     core::ReplicatedStore& held = instance->replicated_store();
     const Position end = held.end(PartitionId{p});
     Position& seen = seen_[p];
     if (end == seen) continue;
+    const View& view = world_.latest(p);
+    if (!shown && (view.sync.size() != 1 || view.primary.instance != self().instance)) continue;
     if (end.sequence == 0 || world_.ledger.find(p, end) != nullptr) {
       seen = end;
       continue;
@@ -325,7 +329,7 @@ void Node::note_alone() {
     Result<bool> more = tail ? Result<bool>(true) : Result<bool>(tail.error());
     while (more && seen != end) more = (*tail)->next(1 << 20, take);
     if (!more) world_.bad("a log that cannot be read", Cluster::name(id_) + ": " + more.error().message);
-    else world_.history.committed(p, world_.ledger, end, Cluster::name(id_));
+    else if (shown) world_.history.committed(p, world_.ledger, end, Cluster::name(id_));
     seen = end;
   }
 }
@@ -518,6 +522,7 @@ void Node::on_appended(Member, PartitionId partition, const Entry& entry, Positi
 void Node::on_broken(Member, PartitionId partition, std::string_view what) {
   // After the power has taken what the others had not synced, who was ahead of them begins anew.
   if (world_.history.has_lost(static_cast<std::uint32_t>(partition))) return;
+  if (world_.history.was_abandoned(static_cast<std::uint32_t>(partition))) return;
   world_.bad("broken inside", Cluster::name(id_) + ": " + std::string(what));
 }
 
@@ -619,6 +624,7 @@ void Client::on(const Packet& packet) {
                static_cast<unsigned long long>(request_.sequence), static_cast<int>(request_.verb), request_.key.c_str(), request_.partition,
                static_cast<int>(reply->status), static_cast<unsigned long long>(reply->version), static_cast<unsigned long long>(reply->epoch));
   world_.answered();
+  if (began_ < forgot_[request_.partition]) return world_.at(world_.now + between(world_.random, 0, 8 * ms), [this] { next(); });
   auto& seen = seen_[{request_.partition, request_.key}];
   if (!request_.changes() || reply->status == Status::mismatch) seen.first = reply->value;
   if (request_.verb == Verb::cswap && reply->status == Status::ok) seen.first = request_.value;
@@ -701,6 +707,10 @@ Cluster::Cluster(std::uint64_t seed, const RunOptions& run) : random(seed * 2 + 
     weigh(Fault::crash_primary, 4);
     weigh(Fault::power_primary, 2);
   }
+  if (options.emphasis == RunOptions::Emphasis::disaster) {  // what was acknowledged is synced, and lost with the disks alone
+    always = true;
+    rot_allowed_ = false;
+  }
   if (options.emphasis == RunOptions::Emphasis::refusals) {  // few keys, many refusals, and answers that come late
     partition_count = 1;
     pace_ = 0.5;
@@ -743,6 +753,7 @@ RunResult Cluster::run() {
     tail_ = 400;
     at(1 * sec + between(random, 0, 200 * ms), [this] { crash(static_cast<int>(static_cast<std::uint32_t>(latest_[0].primary.instance)), false); });
   }
+  if (options.emphasis == RunOptions::Emphasis::disaster) at(between(random, 800 * ms, stop_faults), [this] { destroy(); });
   at(stop_faults, [this] { heal(); });
   at(work_until + 500 * ms, [this] { clients.back().read_all(); });
   while (!events_.empty() && now < end && result.violations.size() < 20 && !clients.back().finished) {
@@ -822,6 +833,7 @@ void Cluster::learned(PartitionId partition, const View& view) {
     result.sole_copy_lost = true;
   }
   if (!always) losses.look(p, latest_[p]);
+  look_for_abandoned(p, view);
   say("partition %u view %s", p, to_string(view).c_str());
 }
 
@@ -914,7 +926,7 @@ void Cluster::reaped(Member who, int times) {
 
 void Cluster::restart(int i) {
   Node& node = nodes[static_cast<std::size_t>(i)];
-  if (node.up) return;
+  if (node.up || node.removed) return;
   if (!options.defects.has(Defect::same_incarnation)) node.incarnation++;
   node.disk.fail_syncs(false);
   node.keeper_disk.fail_syncs(false);
@@ -1133,6 +1145,10 @@ void Cluster::heal() {
     Node& node = nodes[static_cast<std::size_t>(i)];
     node.paused_until = now;
     node.leaving = false;
+    if (node.removed) {  // it comes back although it was given up
+      at(now + between(random, 0, 1500 * ms), [this, i] { nodes[static_cast<std::size_t>(i)].removed = false, restart(i); });
+      continue;
+    }
     if (node.up) node.set_full(false);
     if (node.up && node.replicator->failed()) crash(i, true);
     if (!node.up && node.known) restart(i);

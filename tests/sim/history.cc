@@ -41,8 +41,30 @@ void History::committed(std::uint32_t partition, const EntryPtr& entry, const st
   states[sequence] = std::move(value);
 }
 
+void History::abandoned(std::uint32_t partition, Epoch base, Micros now) {
+  since_[partition] = now;
+  abandoning_[partition] = base;
+}
+
+bool History::of_given_up_log(std::uint32_t partition, Position at) const {
+  const auto cuts = cuts_.find(partition);
+  return cuts != cuts_.end() && std::any_of(cuts->second.begin(), cuts->second.end(), [&](const Cut& cut) {
+    return at.epoch <= cut.base && at.sequence > cut.kept;
+  });
+}
+
+void History::forget_after(std::uint32_t partition, Version kept) {
+  places_[partition].resize(kept);
+  for (auto whose = whose_.lower_bound({partition, kept + 1}); whose != whose_.end() && whose->first.first == partition;) {
+    where_.erase(whose->second);
+    whose = whose_.erase(whose);
+  }
+  for (auto& [key, states] : states_)
+    if (key.first == partition) states.erase(states.upper_bound(kept), states.end());
+}
+
 void History::committed(std::uint32_t partition, const Ledger& ledger, Position to, const std::string& where) {
-  if (has_lost(partition)) return;
+  if (has_lost(partition) || of_given_up_log(partition, to)) return;
   std::vector<Position>& log = places_[partition];
   const std::string what = "partition " + std::to_string(partition) + " entry " + std::to_string(to.sequence) + " at " + where;
   if (to.sequence <= log.size()) {
@@ -73,12 +95,21 @@ void History::committed(std::uint32_t partition, const Ledger& ledger, Position 
 
 void History::promoted(std::uint32_t partition, const Ledger& ledger, Position end, const std::string& where) {
   const std::vector<Position>& all = places_[partition];
-  if (all.empty() || has_lost(partition)) return;
+  if (has_lost(partition)) return;
   const auto has = [&](Version version) {
     if (end.sequence < version) return false;
     const auto path = ledger.path(partition, version - 1, end);
     return path && path->front()->at == all[version - 1];
   };
+  if (const auto base = abandoning_.find(partition); base != abandoning_.end()) {
+    Version kept = all.size();
+    while (kept > 0 && !has(kept)) kept--;
+    cuts_[partition].push_back({base->second, std::max(kept, end.sequence)});
+    forget_after(partition, kept);
+    abandoning_.erase(base);
+    return;
+  }
+  if (all.empty()) return;
   if (has(all.size())) {
     may_lose_.erase(partition);  // nothing was lost, and the next loss is looked at anew
     return;
@@ -122,6 +153,8 @@ void History::judge() {
   std::vector<std::pair<Micros, Call*>> begins, ends;
   for (Call& call : calls_) {
     if (call.ended < 0 || has_lost(call.request.partition)) continue;
+    if (const auto since = since_.find(call.request.partition); since != since_.end() && (call.began < since->second || call.request.eventual))
+      continue;
     begins.emplace_back(call.began, &call);
     ends.emplace_back(call.ended, &call);
   }

@@ -67,6 +67,11 @@ class History {
   void give_up(std::uint32_t partition) { given_up_.insert(partition); }
   bool has_lost(std::uint32_t partition) const { return lost_.contains(partition) || given_up_.contains(partition); }
   std::uint64_t lost() const { return lost_.size(); }         // partitions that did lose something so
+  // All that had the partition's acknowledged entries is lost, and the view after `base` goes on with what was left: that is found
+  // out at its primary's promotion. What had been acknowledged and is not there is forgotten; who asked before `now` is not
+  // judged, and eventual lookups of the partition neither, for a copy that has not heard yet may show what was forgotten.
+  void abandoned(std::uint32_t partition, Epoch base, Micros now);
+  bool was_abandoned(std::uint32_t partition) const { return since_.contains(partition); }
   void judge();
   std::size_t calls() const { return calls_.size(); }
 
@@ -88,6 +93,15 @@ class History {
   std::vector<Violation>& found_;
   std::map<std::uint32_t, Version> may_lose_;  // by partition: after this entry
   std::set<std::uint32_t> lost_, given_up_;
+  struct Cut {
+    Epoch base{0};
+    Version kept = 0;  // entries of `base` and before that come after this are of a log that was given up
+  };
+  bool of_given_up_log(std::uint32_t partition, Position at) const;
+  void forget_after(std::uint32_t partition, Version kept);
+  std::map<std::uint32_t, Micros> since_;           // of partitions that were abandoned, when
+  std::map<std::uint32_t, Epoch> abandoning_;       // not yet led again: the view's epoch before
+  std::map<std::uint32_t, std::vector<Cut>> cuts_;
   std::vector<Call> calls_;
   std::map<std::uint32_t, std::vector<EntryPtr>> log_;
   std::map<std::uint32_t, std::vector<Position>> places_;

@@ -131,6 +131,23 @@ TEST(Loaded, ViewsDoNotChangeAtEverySilence) {
   EXPECT_LT(sum.views, 28 * seeds);
 }
 
+// All synchronous copies of a partition are destroyed, and a person goes on with what is left: nothing is lost elsewhere, and
+// nothing afterwards, whoever comes back.
+TEST(Disaster, IsSurvivedWithTheBestCopyThatIsLeft) {
+  RunOptions options;
+  options.emphasis = RunOptions::Emphasis::disaster;
+  const std::uint64_t seeds = is_long() ? 4'000 : kSanitized ? 10 : 100;
+  std::uint64_t abandoned = 0, answered = 0;
+  for (std::uint64_t seed = 1; seed <= seeds; seed++) {
+    const RunResult result = run_cluster(seed, options);
+    for (const Violation& one : result.violations) ADD_FAILURE() << one.kind << ": " << one.text << "\n  " << replay(seed, " --disaster");
+    abandoned += result.abandoned;
+    answered += result.answered;
+  }
+  EXPECT_GT(abandoned, seeds / 2);
+  EXPECT_GT(answered, seeds * 1000);
+}
+
 class Defective : public testing::TestWithParam<KnownDefect> {};
 
 TEST_P(Defective, IsFound) {

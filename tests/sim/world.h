@@ -47,11 +47,13 @@ class Node final : public ReplicationObserver {
   void stop(bool power);
   void deliver(int from, const PacketPtr& packet);
   void set_goal(PartitionId partition, const Goal& goal);
+  void take_over(PartitionId partition, Epoch epoch, Position end);
   void set_clock(double rate, Micros wall_ahead);
   Member self() const { return {InstanceId{static_cast<std::uint32_t>(id_)}, incarnation}; }
   Micros local(Micros now) const { return offset_ + static_cast<Micros>(static_cast<double>(now) * rate_); }
 
   bool up = false, powered = true, known = false, leaving = false;
+  bool removed = false;  // its machine is gone, and nobody starts it
   Micros paused_until = 0;
   base::MemoryFiles disk, keeper_disk;
   std::uint64_t incarnation = 1, boot = 1;
@@ -74,7 +76,7 @@ class Node final : public ReplicationObserver {
   void instance_round(const std::function<void()>& work);
   void take_frames(Bytes frames);
   void on_frame_request(int from, const Request& asked);
-  void note_alone();
+  void note_alone(bool shown);
   void sync_instance();
   void round(const std::function<void()>& work);
   void finish(base::Time at);
@@ -121,6 +123,7 @@ class Client {
   void next();
   void on(const Packet& packet);
   void read_all();
+  void forget(std::uint32_t partition);  // versions there begin anew
   bool finished = false;
   double read_bias = 0, watch_bias = 0;
   std::vector<View> views;
@@ -141,6 +144,7 @@ class Client {
   std::size_t call_ = 0;
   std::vector<std::pair<std::uint32_t, std::string>> todo_;
   std::map<std::pair<std::uint32_t, std::string>, std::pair<std::optional<std::string>, Version>> seen_;
+  std::map<std::uint32_t, Micros> forgot_;  // by partition: what was asked before then is not remembered
 };
 
 class Cluster {
@@ -210,6 +214,10 @@ class Cluster {
   void move_something();
   void come_or_go();
   void interrupt_vote(int proposer, PartitionId partition);
+  // operator.cc
+  void destroy();
+  void operate();
+  void look_for_abandoned(std::uint32_t partition, const View& view);
   void deliver(int from, int to, std::uint64_t order, const PacketPtr& packet);
   void heal();
   void judge();
@@ -224,6 +232,7 @@ class Cluster {
   std::map<std::pair<int, int>, std::uint64_t> arrived_;  // by link, the latest in order of what was sent
   std::map<int, Micros> stalled_;                         // what these say is held back until then
   bool vote_armed_ = false;
+  std::set<std::tuple<std::uint32_t, Epoch, Member>> given_up_;  // which partition, in which view, and who was told to go on
   std::vector<View> latest_;
   std::map<std::pair<std::uint32_t, std::uint64_t>, View> decided_;
   std::map<std::uint64_t, std::vector<NodeId>> decided_keepers_;

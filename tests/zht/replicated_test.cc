@@ -183,6 +183,86 @@ TEST_F(TrioTest, WhatADeposedPrimaryNeverCommittedIsTakenBackWithItsAnswer) {
   EXPECT_EQ(answer(1, retried).size, 6u);
 }
 
+TEST_F(TrioTest, WhileASynchronousCopyIsMissingForLongChangesAreToldSo) {
+  kill(1);
+  kill(2);
+  run(500ms);
+  ASSERT_EQ(view.sync.size(), 1u);
+  const auto early = ask(0, Operation::append("k", "a"), 1);
+  run(300ms);
+  EXPECT_FALSE(answered(0, early)) << "another copy may be there in a moment";
+  run(1s);
+  EXPECT_TRUE(sent_away(0, early)) << "it may yet be committed";
+  const auto late = ask(0, Operation::append("k", "b"), 2);
+  run(20ms);
+  EXPECT_EQ(answer(0, late).code, Code::unavailable);
+  EXPECT_EQ(answer(0, late).message, "partition 0 has 1 of 2 synchronous copies, and changes wait for another; node 1 was the last to lose one");
+  const auto again = ask(0, Operation::append("k", "a"), 1);
+  run(20ms);
+  ASSERT_TRUE(sent_away(0, again));
+  EXPECT_TRUE(all[0].replies.at(again).key.starts_with("partition 0 has 1 of 2"));
+  const auto elsewhere = ask(0, Operation::lookup("never written"));
+  run(20ms);
+  EXPECT_EQ(answer(0, elsewhere).code, Code::not_found) << "what nothing uncommitted touched is read";
+  open(1);
+  run(1s);
+  EXPECT_EQ(view.sync.size(), 2u);
+  const auto done = ask(0, Operation::append("k", "a"), 1);
+  const auto anew = ask(0, Operation::append("k", "b"), 2);
+  run(100ms);
+  EXPECT_EQ(answer(0, done).size, 1u) << "once";
+  EXPECT_EQ(answer(0, anew).size, 2u);
+}
+
+TEST_F(TrioTest, WhenAllSynchronousCopiesAreLostTheLearnerIsToldToLeadWithWhatItHas) {
+  ask(0, Operation::append("k", "a"), 1);
+  run(100ms);
+  blocked = {{0, 2}};
+  const auto lost = ask(0, Operation::append("k", "b"), 2);
+  run(50ms);
+  EXPECT_EQ(answer(0, lost).size, 2u);
+  const auto report = all[2].core->replicator().report(PartitionId{0});
+  EXPECT_TRUE(report.follows && report.was_in_step);
+  EXPECT_EQ(report.end.sequence, 1u);
+  const auto told = [&](std::size_t i, Epoch epoch, Version end) {
+    return all[i].core->take_over(PartitionId{0}, epoch, {Epoch{1}, end}).has_value();
+  };
+  EXPECT_FALSE(told(1, view.epoch, 2)) << "a synchronous one may lead anyway";
+  EXPECT_FALSE(told(2, view.epoch, 2)) << "it has not changed since it was looked at";
+  EXPECT_FALSE(told(2, next_epoch(), 1));
+  kill(0);
+  kill(1);
+  blocked.clear();
+  const Epoch before = view.epoch;
+  run(2s);
+  ASSERT_EQ(view.epoch, before) << "nobody leads by itself";
+  EXPECT_TRUE(sent_away(2, ask(2, Operation::lookup("k"))));
+
+  ASSERT_TRUE(told(2, view.epoch, 1));
+  run(500ms);
+  ASSERT_EQ(view.primary.instance, InstanceId{2});
+  const auto again = ask(2, Operation::append("k", "a"), 1);  // what it knows to be done is not done twice
+  const auto anew = ask(2, Operation::append("k", "c"), 3);
+  run(100ms);
+  EXPECT_EQ(answer(2, again).version, 1u);
+  EXPECT_EQ(answer(2, anew).size, 2u);
+
+  // Those that were given up come back with more than is left: they are given what there is now.
+  open(0);
+  open(1);
+  EXPECT_TRUE(sent_away(0, ask(0, Operation::lookup("k"), 0, before)));
+  run(4s);
+  EXPECT_EQ(view.primary.instance, InstanceId{2});
+  EXPECT_EQ(view.sync.size(), 2u);
+  for (const One& one : all) {
+    const auto value = one.core->replicated_store().tables().lookup(novoht::TableId{0}, "k");
+    std::string bytes;
+    ASSERT_TRUE(value && value->read(0, value->size(), bytes));
+    EXPECT_EQ(bytes, "ac");
+    EXPECT_EQ(one.core->replicated_store().end(PartitionId{0}).sequence, 2u);
+  }
+}
+
 // A client whose primary is gone registers again with the last version it saw. Whether the change came before its first primary
 // died, before it asked again or after that, it is told of it.
 TEST_F(TrioTest, AWaiterWhosePrimaryDiesIsWokenByTheNextOne) {

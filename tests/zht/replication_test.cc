@@ -11,6 +11,7 @@
 #include "zht/core/replication/channel.h"
 #include "zht/core/replication/keeper.h"
 #include "zht/core/replication/manager.h"
+#include "zht/core/replication/recovery.h"
 
 namespace zht::replication {
 namespace {
@@ -89,6 +90,104 @@ TEST(View, RecoveryNeedsEverySyncMemberRestarted) {
   EXPECT_FALSE(apply(view, Kind::recover, member(1, 2), member(1, 2), {member(1, 2)}));
   EXPECT_FALSE(apply(view, Kind::recover, member(1, 2), member(1, 2), {member(0, 1), member(1, 2)}));
   EXPECT_FALSE(apply(view, Kind::recover, member(2, 2), member(2, 2), {member(0, 2), member(1, 2)}));
+}
+
+TEST(View, WhenAllIsLostAnyOtherMayGoOnButNobodyWhoMayLeadAnyway) {
+  View view = view_of(4, {member(0), member(1)}, {member(2), member(3)});
+  view.need = 2;
+  const auto made = apply(view, Kind::abandon, member(2), member(2));
+  ASSERT_TRUE(made);
+  EXPECT_EQ(to_string(*made), "5: 2.1* | 3.1");
+  EXPECT_EQ(made->need, 1u) << "there is one, and it shall serve";
+  EXPECT_EQ(to_string(*apply(view, Kind::abandon, member(2, 3), member(2, 3))), "5: 2.3* | 3.1");     // a learner, restarted
+  EXPECT_EQ(to_string(*apply(view, Kind::abandon, member(1, 2), member(1, 2))), "5: 1.2* | 2.1 3.1"); // one that lost its place
+  EXPECT_EQ(to_string(*apply(view, Kind::abandon, member(9), member(9))), "5: 9.1* | 2.1 3.1");       // one that had no part
+  EXPECT_FALSE(apply(view, Kind::abandon, member(0), member(0)));
+  EXPECT_FALSE(apply(view, Kind::abandon, member(1), member(1)));
+  view.learners = {member(2, 5)};
+  EXPECT_FALSE(apply(view, Kind::abandon, member(2, 4), member(2, 4))) << "an earlier life";
+  EXPECT_FALSE(next_view(view, {Kind::abandon, Epoch{3}, member(7), member(7), {}}));
+  // Whoever is out of it stays out until the new primary takes it in.
+  EXPECT_FALSE(apply(*made, Kind::rejoin, member(0, 2), member(0, 2)));
+  EXPECT_FALSE(apply(*made, Kind::promote, member(1), member(1)));
+  EXPECT_FALSE(apply(*made, Kind::recover, member(1, 2), member(1, 2), {member(0, 2), member(1, 2)}));
+}
+
+// --- what is left of a partition ---
+
+class Left : public testing::Test {
+ protected:
+  using Outlook = Prognosis::Outlook;
+  // What an instance reports; `since`, `sure`: see ReplicaStore::Origin.
+  CopyReport& reports(Member who, Version end, std::uint64_t since = 1, std::uint64_t sure = 1) {
+    CopyReport& one = all.emplace_back();
+    one.self = who;
+    one.epoch = view.epoch;
+    one.origin = {since, sure};
+    one.end = {Epoch{1}, end};
+    return one;
+  }
+  Prognosis look(std::set<std::uint32_t> gone = {}) {
+    return prognosis(view, all, [gone](InstanceId one) { return gone.contains(static_cast<std::uint32_t>(one)); });
+  }
+  View view = view_of(4, {member(0), member(1)}, {member(2)});
+  std::vector<CopyReport> all;
+};
+
+TEST_F(Left, WhoLeadsServes) {
+  reports(member(0), 9);
+  EXPECT_EQ(look({1}).outlook, Outlook::served);
+}
+
+TEST_F(Left, ASynchronousMemberThatAnswersWillLead) {
+  reports(member(1), 9);
+  EXPECT_EQ(look({0}).outlook, Outlook::returns);
+  all.clear();
+  reports(member(1, 2), 9);  // restarted, with all it had
+  EXPECT_EQ(look({0}).outlook, Outlook::returns);
+}
+
+TEST_F(Left, NothingIsGivenUpWhileASynchronousMemberMayComeBack) {
+  reports(member(2), 7);
+  EXPECT_EQ(look().outlook, Outlook::waits);
+  EXPECT_EQ(look().awaited, (Members{member(0), member(1)}));
+  EXPECT_EQ(look({1}).outlook, Outlook::waits);
+  EXPECT_EQ(look({1}).awaited, Members{member(0)});
+  EXPECT_EQ(look({0, 1}).outlook, Outlook::lost);
+}
+
+TEST_F(Left, WhoMayLackItsEndWaitsForTheOthersAndRecoversWithThem) {
+  reports(member(1, 2), 9, 1, 2);
+  EXPECT_EQ(look().outlook, Outlook::waits);
+  EXPECT_EQ(look().back, Members{member(1)});
+  EXPECT_EQ(look({0}).outlook, Outlook::lost);
+  EXPECT_EQ(look({0}).best, 0u) << "and is the best there is when nobody else comes";
+  reports(member(0, 2), 8, 1, 2);
+  EXPECT_EQ(look().outlook, Outlook::returns) << "all have restarted: together";
+}
+
+TEST_F(Left, EmptyDisksBringNothingBack) {
+  reports(member(0, 2), 0, 2, 2);
+  reports(member(1, 2), 0, 2, 2);
+  reports(member(2), 7);
+  const Prognosis is = look();
+  EXPECT_EQ(is.outlook, Outlook::lost);
+  EXPECT_EQ(is.emptied, (Members{member(0), member(1)}));
+  EXPECT_EQ(is.best, 2u);
+}
+
+TEST_F(Left, TheLongestWholeLogIsTheBestAndWhatWasHeardIsCounted) {
+  reports(member(2), 7).known_end = 12;
+  reports(member(3), 9).whole = false;
+  CopyReport& older = reports(member(4), 30);
+  older.end.epoch = Epoch{0};
+  reports(member(5), 8).known_commit = 11;
+  const Prognosis is = look({0, 1});
+  EXPECT_EQ(is.best, 3u);
+  EXPECT_EQ(is.known_end, 30u);
+  EXPECT_EQ(is.known_commit, 11u);
+  all.clear();
+  EXPECT_FALSE(look({0, 1}).best);
 }
 
 TEST(View, SurvivesItsEncodingAndNothingElseDecodes) {

@@ -220,6 +220,24 @@ bool forgets_by_an_old_view(Defects broken) {
   return s.all[2].core->replicated_store().end(PartitionId{0}).sequence == 0;
 }
 
+// One that has no part in the view any more is told to lead alone, and the keepers take their time.
+bool forgets_its_promise(Defects broken) {
+  Schedule s(broken);
+  s.begin();
+  EXPECT_TRUE(s.change_at(0, "there", 1, 200ms));
+  s.granting = false;
+  s.view.learners.clear();
+  s.view.epoch = s.next_epoch();
+  s.run(200ms);
+  s.kill(0);
+  s.kill(1);
+  const auto end = [&] { return s.all[2].core->replicated_store().end(PartitionId{0}); };
+  EXPECT_EQ(end().sequence, 1u);
+  EXPECT_TRUE(s.all[2].core->take_over(PartitionId{0}, s.view.epoch, end()));
+  s.run(3s);
+  return end().sequence == 0;
+}
+
 struct Case {
   const char* name;
   Defect defect;
@@ -241,6 +259,7 @@ INSTANTIATE_TEST_SUITE_P(Each, Schedules,
                                          Case{"abandon_promotion", Defect::abandon_promotion, forgets_who_may_be_promoted},
                                          Case{"lease_before_value", Defect::lease_before_value, looks_at_the_lease_first},
                                          Case{"forget_by_old_view", Defect::forget_by_old_view, forgets_by_an_old_view},
+                                         Case{"forget_promise", Defect::forget_promise, forgets_its_promise},
                                          Case{"keep_surplus", Defect::keep_surplus, keeps_what_the_primary_never_had}),
                          [](const auto& one) { return std::string(one.param.name); });
 

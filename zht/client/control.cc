@@ -57,6 +57,12 @@ Result<void> ask_to_migrate(const Address& manager, const std::vector<std::uint3
   TRY(ask(manager, wire::ControlKind::migrate, request.SerializeAsString(), timeout));
   return {};
 }
+Result<wire::RecoverReply> ask_to_recover(const Address& manager, const wire::RecoverRequest& request, Millis timeout) {
+  TRY_LET(answer, ask(manager, wire::ControlKind::recover, request.SerializeAsString(), timeout));
+  wire::RecoverReply reply;
+  if (!reply.ParseFromString(answer)) return fail(Code::corrupt, manager.text(), ": an answer that cannot be read");
+  return reply;
+}
 Result<void> tell_services_changed(const Address& manager, Millis timeout) {
   TRY(ask(manager, wire::ControlKind::services_changed, {}, timeout));
   return {};

@@ -9,6 +9,8 @@
 #include "zht/client/table.h"
 
 namespace zht::wire {
+class RecoverReply;
+class RecoverRequest;
 class Status;
 }
 
@@ -26,6 +28,8 @@ Result<void> ask_to_sync(const Address& manager, Millis timeout);
 Result<void> ask_to_leave(const Address& manager, Millis timeout);
 // Wishes that `instance` leads these partitions; it takes its time, and is forgotten where another change comes in between.
 Result<void> ask_to_migrate(const Address& manager, const std::vector<std::uint32_t>& partitions, std::uint32_t instance, Millis timeout);
+// What the node has of partitions that nobody serves, and what of `request` it refused to do.
+Result<wire::RecoverReply> ask_to_recover(const Address& manager, const wire::RecoverRequest& request, Millis timeout);
 // Tells the manager that the services folder has changed, so that it need not find out by itself.
 Result<void> tell_services_changed(const Address& manager, Millis timeout);
 

@@ -256,6 +256,11 @@ void Instance::adopt(PartitionId partition, const replication::View& view) {
   refresh(partition);
 }
 
+Result<void> Instance::take_over(PartitionId partition, Epoch epoch, replication::Position end) {
+  if (number_of(partition) >= partitions()) return fail(Code::invalid, "partition ", number_of(partition), " of ", partitions());
+  return replicator_->take_over(partition, views_[number_of(partition)], epoch, end);
+}
+
 // After the partition's view may have changed, or what was under way in it has ended.
 void Instance::refresh(PartitionId partition) {
   replication::View& view = views_[number_of(partition)];
@@ -342,6 +347,10 @@ void Instance::on_replicated(ConnectionId from, const Frame& frame, const Operat
   execute(from, frame, operation, out);
   replica_ = nullptr;
   if (out.size() == start || at_once_) return;
+  if (hold_.need > replica->commit() && replica->is_short()) {  // it rests on what may be committed later, or never
+    out.resize(start);
+    return encode_retry(frame.op, frame.request, partition, out, true, replica->short_words());
+  }
   hold(*replica, from, frame.request, frame.op, partition, hold_, out.substr(start));
   out.resize(start);
 }
@@ -451,7 +460,8 @@ Result<void> Instance::check_operation(const OperationView& operation, Partition
 
 void Instance::answer_error(const Frame& frame, const Error& error, std::string& out) const {
   const std::size_t start = wire::begin_reply(
-      out, {.op = frame.op, .status = static_cast<std::uint8_t>(error.code), .request = frame.request, .partition = frame.partition},
+      out, {.op = frame.op, .status = static_cast<std::uint8_t>(error.code), .request = frame.request, .epoch = frame.epoch,
+            .partition = frame.partition},
       error.message);
   wire::end_reply(out, start);
 }
@@ -463,12 +473,13 @@ void Instance::answer_retry(const Frame& frame, std::string& out) {
 }
 
 // With the newest view known here, for the asker. `maybe`: it was executed, and perhaps it counts.
-void Instance::encode_retry(std::uint8_t op, std::uint64_t request, PartitionId partition, std::string& out, bool maybe) {
+void Instance::encode_retry(std::uint8_t op, std::uint64_t request, PartitionId partition, std::string& out, bool maybe, Bytes why) {
   const replication::View& view = view_of(partition);
   const std::uint32_t flags = (view.epoch != Epoch{0} ? std::uint32_t{wire::kPresent} : 0u) | (maybe ? std::uint32_t{wire::kRetry} : 0u);
   const std::size_t start = wire::begin_reply(out, {.op = op, .status = wire::kStatusRetry, .flags = flags, .request = request,
                                                     .size = static_cast<std::uint32_t>(view.primary.instance),
-                                                    .epoch = replication::number(view.epoch), .partition = number_of(partition)});
+                                                    .epoch = replication::number(view.epoch), .partition = number_of(partition)},
+                                              why);
   wire::end_reply(out, start);
 }
 
@@ -769,6 +780,10 @@ bool Instance::admit(const Frame& frame, std::string& out) {
       else
         answer_recorded(frame, *seen.recorded, out);
       return false;
+  }
+  if (replica_ != nullptr && replica_->is_short()) {  // nothing of it is done
+    answer_at_once(frame, fail(Code::unavailable, replica_->short_words()), out);
+    return false;
   }
   if (failure_.empty()) return true;
   answer_error(frame, fail(Code::io, "the store only reads: ", failure_), out);

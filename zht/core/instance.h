@@ -143,6 +143,8 @@ class Instance {
   void finish_round(base::Time now);
   std::vector<replication::Wish> take_wishes() { return replicator_->take_wishes(); }
   std::vector<replication::ViewNews> take_news() { return std::exchange(news_, {}); }
+  // The operator's last resort: see Replica::take_over(). Between rounds or in one.
+  Result<void> take_over(PartitionId partition, Epoch epoch, replication::Position end);
   // What there is to say of its partitions, for reports.
   replication::Replicator& replicator() { return *replicator_; }
   const replication::View& view_of(PartitionId partition) const { return views_[static_cast<std::uint32_t>(partition)]; }
@@ -205,7 +207,8 @@ class Instance {
   Result<void> check_operation(const wire::OperationView& operation, PartitionId partition) const;
   void answer_error(const wire::Frame& frame, const Error& error, std::string& out) const;
   void answer_retry(const wire::Frame& frame, std::string& out);
-  void encode_retry(std::uint8_t op, std::uint64_t request, PartitionId partition, std::string& out, bool maybe = false);
+  void encode_retry(std::uint8_t op, std::uint64_t request, PartitionId partition, std::string& out, bool maybe = false,
+                    Bytes why = {});
   void answer_at_once(const wire::Frame& frame, const Error& error, std::string& out);
   void answer(const wire::Frame& frame, const Outcome& outcome, std::string& out) const;
   void answer_recorded(const wire::Frame& frame, const Recorded& recorded, std::string& out) const;

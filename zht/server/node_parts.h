@@ -1,6 +1,6 @@
 // What a node is made of, for the files node*.cc alone: its cores, its instances, its listeners, and what it does with them. One
 // idea a file: node_requests (what the manager is asked), node_status (what it tells), node_joining (how it becomes one of a
-// cluster), node_pump (the cluster's core and the world), node_hand_over (partitions go elsewhere), node_instances,
+// cluster), node_pump (the cluster's core and the world), node_hand_over (partitions go elsewhere), node_recover (the last resort), node_instances,
 // node_listeners; node.cc puts them together.
 //
 // Threads: everything here belongs to the manager's loop once start() has returned, but `clients`, `elsewhere_once` and `table`.
@@ -102,6 +102,9 @@ struct Node::Parts final : net::FrameHandler {
   void migrate(const wire::Frame& frame, std::string& out);
   void tell_cluster(wire::ClusterStatus& to);
   net::TlsPort tls_port(const std::string& kind) const;
+  void recover(const wire::Frame& frame, std::string& out);
+  base::Result<void> take_over(const wire::TakeOver& wanted);
+  bool lives(replication::Member one, base::Time now) const;  // in this life, as far as is heard
   base::Result<void> listen_for_redis(Node& node);
   base::Result<void> listen_for_http();
   void end_redis();

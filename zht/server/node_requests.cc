@@ -75,8 +75,8 @@ void Node::Parts::on_frame(net::ConnectionNumber from, const wire::Frame& frame,
       return reply(Code::ok, {}, {});
     }
     case wire::ControlKind::migrate: return migrate(frame, out);
-    case wire::ControlKind::complain:
-    case wire::ControlKind::recover: break;
+    case wire::ControlKind::recover: return recover(frame, out);
+    case wire::ControlKind::complain: break;
     case wire::ControlKind::hello:
     case wire::ControlKind::prove: return reply(Code::unsupported, "this node has no cluster secret", {});
   }

@@ -1,6 +1,7 @@
 #include "zht/tool/cluster_verbs.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -31,6 +32,7 @@ std::string state_of(const wire::ClusterNode& node) {
 Result<void> leave(const support::Program& program) {
   TRY_LET(addresses, managers(program));
   TRY(client::ask_to_leave(addresses.front(), patience(program, 5s)));
+  if (!program.common().quiet) std::cerr << "zht: the node is being emptied; it goes on with that should this be interrupted\n";
   const auto limit = std::chrono::steady_clock::now() + patience(program, 600s);
   for (int silent = 0; silent < 3;) {
     if (std::chrono::steady_clock::now() > limit)
@@ -53,6 +55,11 @@ Result<void> migrate(const support::Program& program, const Migration& wanted) {
   if (wanted.partitions.empty() && wanted.from < 0) return fail(Code::invalid, "migrate needs partitions, or --from INSTANCE");
   TRY_LET(addresses, managers(program));
   TRY_LET(before, client::fetch_table(addresses, patience(program, 5s)));
+  const auto is_there = [&](std::int64_t id) {
+    return std::any_of(before->instances.begin(), before->instances.end(), [&](const auto& one) { return one.id == id; });
+  };
+  if (wanted.from >= 0 && !is_there(wanted.from)) return fail(Code::not_found, "instance ", wanted.from, " is not there; see: zht members");
+  if (wanted.from >= 0 && wanted.from == wanted.to) return fail(Code::invalid, "--from and --to name the same instance, ", wanted.to);
   std::vector<std::uint32_t> partitions = wanted.partitions;
   for (std::uint32_t p = 0; wanted.from >= 0 && p < before->partition_count; p++)
     if (before->instances[before->owners[p].instance].id == static_cast<std::uint32_t>(wanted.from)) partitions.push_back(p);
@@ -135,6 +142,7 @@ void print_cluster(const wire::ClusterStatus& cluster) {
   say(cluster.short_of_copies(), "have fewer copies than wanted");
   say(cluster.moving(), "are moving");
   say(cluster.unknown(), "are unknown to this node");
+  if (cluster.unavailable() + cluster.leaderless() + cluster.unknown() > 0) std::cout << "; what would help: zht recover";
   std::cout << "\n\n";
 }
 

@@ -30,12 +30,13 @@ Result<std::vector<client::Address>> managers(const support::Program& program) {
 
 // The first manager that answers.
 Result<wire::Status> status_of(const std::vector<client::Address>& addresses, Millis timeout) {
-  Result<wire::Status> status = fail(Code::unavailable, "no address given");
+  Error all{Code::unavailable, ""};
   for (const client::Address& address : addresses) {
-    status = client::fetch_status(address, timeout);
-    if (status) break;
+    auto status = client::fetch_status(address, timeout);
+    if (status || addresses.size() == 1) return status;
+    all.message += (all.message.empty() ? "nobody answers: " : "; ") + status.error().message;
   }
-  return status;
+  return all;
 }
 
 }  // namespace zht::tool

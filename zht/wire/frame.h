@@ -41,7 +41,7 @@ enum class ControlKind : std::uint8_t {
   complain = 7,    // a client cannot reach an instance
   leave = 8,       // empty this node, then end it
   migrate = 9,     // move partitions; a wish
-  recover = 10,    // go on without what was lost
+  recover = 10,    // what is left of partitions that nobody serves; and to go on with it
   exited = 11,     // a node's process has ended, says its witness
   hello = 32,  // PROTOCOL.md, "Who may connect"
   prove = 33,

@@ -38,6 +38,7 @@ enum class Defect : std::uint8_t {
   trust_old_refusal,        // a client believes a refusal from before the epoch it last asked in
   keep_results_of_truncated,  // a truncated change leaves its answer behind
   wake_uncommitted,         // watchers are told of changes that are not committed
+  forget_promise,           // a copy that was told to lead alone does not note it: it follows on, and may be thrown away
 };
 
 // A set of them.

@@ -107,15 +107,16 @@ void Replica::forget_log() {
   marks_.clear();
 }
 
-bool Replica::note_joined() {
-  if (!host_.store().note_joined(partition_, view_.epoch)) return false;
-  origin_.joined = view_.epoch;
+bool Replica::note_joined(Epoch epoch) {
+  if (!host_.store().note_joined(partition_, epoch)) return false;
+  origin_.joined = epoch;
   rewinds_++;  // nothing is acknowledged before that is durable
   return true;
 }
 
 bool Replica::is_spare() const {
   const Epoch joined = broken(Defect::forget_by_old_view) ? Epoch{0} : std::max(origin_.joined, end_.epoch);
+  if (taking_over_ && !broken(Defect::forget_promise)) return false;
   return role() == Role::stranger && view_.epoch > joined && !member_at(view_, host_.self().instance) &&
          view_.sync.size() >= std::max<std::size_t>(1, view_.need) && (end_.sequence > 0 || import_);
 }
@@ -183,20 +184,21 @@ void Replica::adopt(const View& view) {
   const View before_view = std::exchange(view_, view);
   const bool counts = was == Role::learner && (role() == Role::sync || role() == Role::primary);
   adopted_at_ = was == Role::stranger && broken(Defect::forget_grace) ? base::Time{} : now;
-  deposing_ = false;
+  deposing_ = taking_over_ = false;
   verified_ = acked_ = 0;
   ack_due_ = false;
   wish_ = {};
   wish_sent_ = full_ = false;
-  // Whoever counts was a learner first; so this is durable before it counts, see make_durable().
+  // Whoever counts was a learner first, or told to take over; so this is durable before it counts, see make_durable().
   const bool joins = role() == Role::learner && (was != Role::learner || view.epoch != next(before_view.epoch));
-  cannot_write_ = (joins && !note_joined()) || (counts && !host_.store().make_durable());
+  cannot_write_ = (joins && !note_joined(view_.epoch)) || (counts && !host_.store().make_durable());
   last_proposed_ = {};
   // Who has just fallen out of the view is not the first to be taken in again.
   std::erase_if(shunned_, [&](const auto& one) { return one.second <= now; });
   for (const Members* members : {&before_view.sync, &before_view.learners})
     for (Member one : *members)
       if (!member_at(view_, one.instance)) shunned_[one.instance] = now + host_.timing().shun;
+  note_short(before_view);
   std::map<Member, Follower> before = std::exchange(followers_, {});
   peers_.clear();
   if (role() != Role::primary) {
@@ -317,6 +319,33 @@ void Replica::release() {
     }
     if (committed && !silent) host_.want_beacon();
     later.push_back(held);
+  }
+  held_ = std::move(later);
+}
+
+void Replica::note_short(const View& before) {
+  for (Member one : before.sync)
+    if (!member_at(view_, one.instance)) last_lost_ = one.instance;
+  const bool lacks = role() == Role::primary && view_.sync.size() < std::min<std::size_t>(view_.need, host_.timing().sync_copies);
+  if (!lacks) short_since_ = {};
+  else if (short_since_ == base::Time{}) short_since_ = host_.now();
+}
+
+std::string Replica::short_words() const {
+  std::ostringstream out;
+  out << "partition " << static_cast<std::uint32_t>(partition_) << " has " << view_.sync.size() << " of "
+      << std::min<std::size_t>(view_.need, host_.timing().sync_copies) << " synchronous copies, and changes wait for another";
+  constexpr std::uint64_t kNodes = 1'000'000;  // of an instance that nobody has told of, the site is no node's
+  if (last_lost_ && host_.site_of(*last_lost_).node <= kNodes) out << "; node " << host_.site_of(*last_lost_).node << " was the last to lose one";
+  return std::move(out).str();
+}
+
+// Of what cannot be shown before sync members are there again.
+void Replica::let_go_of_uncommitted() {
+  std::deque<Held> later;
+  for (const Held& held : std::exchange(held_, {})) {
+    if (held.need <= commit_) later.push_back(held);
+    else host_.release(partition_, held, false);
   }
   held_ = std::move(later);
 }
@@ -551,6 +580,10 @@ void Replica::on_append(Member from, const Append& append) {
     if (position_of(verified_ + 1)->epoch < append.takeover.epoch && !truncate(verified_))
       return answer({.verdict = cannot_write_ ? Verdict::full : Verdict::stuck, .hint = end_});
   advance(std::min(append.commit, verified_));
+  known_end_ = append.end;
+  known_commit_ = append.commit;
+  known_at_ = host_.now();
+  if (verified_ >= append.end) in_step_at_ = known_at_;
   if (cannot_write_) answer({.verdict = Verdict::full});
   ack_due_ = true;
 }
@@ -623,8 +656,27 @@ void Replica::propose(const Change& change) {
   host_.propose(partition_, change);
 }
 
+Result<void> Replica::take_over(Epoch epoch, Position end) {
+  const Member self = host_.self();
+  if (epoch != view_.epoch) return fail(Code::conflict, "its view is of epoch ", number(view_.epoch), ", not ", number(epoch));
+  if (role() == Role::primary || role() == Role::sync) return fail(Code::invalid, "it is synchronous: it may lead without that");
+  if (import_) return fail(Code::invalid, "its copy is not whole");
+  if (end != end_) return fail(Code::conflict, "its log ends with entry ", end_.sequence, " of epoch ", number(end_.epoch));
+  if (!next_view(view_, {Kind::abandon, view_.epoch, self, self, {}})) return fail(Code::conflict, "a later life of it is in the view");
+  // It was perhaps never taken in; and what it has must not go with the last second.
+  const bool noted = broken(Defect::forget_promise) || (note_joined(next(epoch)) && host_.store().make_durable());
+  if (!noted) return fail(Code::io, "its store cannot write");
+  taking_over_ = true;
+  if (role() == Role::learner && !broken(Defect::forget_promise)) {
+    deposing_ = true;
+    host_.channel(view_.primary).depart(partition_, view_.epoch);
+  }
+  return {};
+}
+
 void Replica::tick() {
   const base::Time now = host_.now();
+  if (taking_over_) return propose({Kind::abandon, view_.epoch, host_.self(), host_.self(), {}});
   switch (role()) {
     case Role::primary: return tick_primary();
     case Role::learner:
@@ -711,6 +763,26 @@ void Replica::add_to(Figures& figures) const {
   }
 }
 
+CopyReport Replica::report() const {
+  const base::Time now = host_.now();
+  CopyReport report;
+  report.self = host_.self();
+  report.epoch = view_.epoch;
+  report.follows = role() == Role::learner;
+  report.whole = !import_;
+  report.origin = origin_;
+  report.end = is_alone() ? host_.store().end(partition_) : end_;
+  report.durable = is_alone() ? report.end.sequence : durable_;
+  report.commit = is_alone() ? report.end.sequence : commit_;
+  if (known_at_ == base::Time{}) return report;
+  report.known_end = known_end_;
+  report.known_commit = known_commit_;
+  report.heard = now - known_at_;
+  report.was_in_step = in_step_at_ != base::Time{};
+  if (report.was_in_step) report.in_step = now - in_step_at_;
+  return report;
+}
+
 std::string Replica::story() const {
   std::ostringstream out;
   constexpr const char* kRoles[] = {"stranger", "learner", "sync", "primary"};
@@ -778,6 +850,7 @@ bool Replica::is_ready(Member peer) const {
 void Replica::tick_primary() {
   const base::Time now = host_.now();
   const Timing& timing = host_.timing();
+  if (is_short()) let_go_of_uncommitted();
   if (wish_.kind != Kind::none) return continue_wish();
   for (Member one : view_.sync) {
     if (is_me(one)) continue;

@@ -30,6 +30,8 @@ struct Timing {
   base::Duration retry = std::chrono::milliseconds(60);    // what was not answered is said again
   base::Duration founding = std::chrono::seconds(2);       // who is in the first view and was never heard may yet be starting
   base::Duration shun = std::chrono::seconds(2);           // who fell out of a view is taken in last for this long
+  base::Duration patience = std::chrono::seconds(1);       // changes wait this long for sync members that are missing; then
+                                                           // those that wait and those that come are told so
   std::size_t copies = 3;                                  // members wanted, learners included
   std::size_t sync_copies = 2;                             // members that have every acknowledged change: once a view has
                                                            // had as many, changes wait while there are fewer (View::need)
@@ -66,6 +68,21 @@ struct Held {
   Version need = 0;    // not before this entry is committed
   bool reads = false;  // it says what is, or is not: needs a lease or a confirmation too
   base::Time after{};  // reads, set by hold(): a beacon later than this, answered by all, is a confirmation
+};
+
+// For reports: what one instance has of one partition, and what it knows of what others had.
+struct CopyReport {
+  Member self;
+  Epoch epoch{0};            // of the view it knows
+  bool follows = false;      // a learner of that view; else it leads it, is synchronous in it, or has no part in it
+  bool whole = true;         // false: a half imported snapshot
+  ReplicaStore::Origin origin;
+  Position end;
+  Version durable = 0, commit = 0;
+  // Of its primary, as last heard in this life; 0: not. How long ago that was, and since when it lacks something of that.
+  Version known_end = 0, known_commit = 0;
+  base::Duration heard{}, in_step{};
+  bool was_in_step = false;
 };
 
 // For reports: of the partitions that one instance leads, or that it has a copy of.
@@ -126,6 +143,7 @@ class Replica {
   bool is_alone() const;
   bool rests() const;  // alone, and wants nothing but perhaps other members
   void add_to(Figures& figures) const;
+  CopyReport report() const;
   std::string story() const;  // all that matters of its state, in a line, for people
 
   // --- as the primary ---
@@ -136,6 +154,10 @@ class Replica {
   Result<Version> append(std::string payload, std::span<const std::uint64_t> keys);
   // The last uncommitted entry that changed a key with this hash; 0: none. What is read of the key must wait for it.
   Version need_of(std::uint64_t key) const;
+  // Whether sync members have been missing for longer than `patience`, so that nothing more can be committed for now; and that in
+  // words, naming the partition and the node that was one last.
+  bool is_short() const { return short_since_ != base::Time{} && host_.now() - short_since_ > host_.timing().patience; }
+  std::string short_words() const;
   void hold(Held held);
   // Shows what may be shown. `host.now()` must be read after the values were.
   void release();
@@ -143,6 +165,12 @@ class Replica {
 
   // --- any member: reads of what is committed, perhaps not the newest ---
   bool reads_eventually() const;
+
+  // --- the last resort ---
+  // Asks the keepers to have this copy lead alone, with what it has (Change::abandon), again and again until there is a newer view.
+  // From now on it follows nobody in this epoch: what was reported of it is what will lead. conflict: its view or its log's end
+  // are not these any more. invalid: it is synchronous, or its copy is not whole. io.
+  Result<void> take_over(Epoch epoch, Position end);
 
   // --- events ---
   void adopt(const View& view);
@@ -213,7 +241,7 @@ class Replica {
   // Takes back every entry after `keep`. False: the store cannot.
   bool truncate(Version keep);
   void forget_log();
-  bool note_joined();  // false: the store cannot
+  bool note_joined(Epoch epoch);  // false: the store cannot
   void trim_tail();
   void advance(Version commit);
   void try_commit();
@@ -223,6 +251,8 @@ class Replica {
   base::Time granted() const;
   bool leased(base::Time granted) const;
   void let_go();
+  void let_go_of_uncommitted();
+  void note_short(const View& before);
 
   void acknowledge();
   void answer(Ack ack);
@@ -273,16 +303,23 @@ class Replica {
   std::uint64_t next_snapshot_ = 1;
   bool piece_waits_ = false;  // for its turn
   std::map<InstanceId, base::Time> shunned_;
+  base::Time short_since_{};            // the epoch of the clock: as many sync members as needed
+  std::optional<InstanceId> last_lost_;  // the sync member that fell out last
 
   // As a follower.
   base::Time adopted_at_{};
   bool deposing_ = false;
+  bool taking_over_ = false;  // see take_over()
   Version verified_ = 0;  // equal to the primary's log up to here, in this epoch
   bool ack_due_ = false;
   Version acked_ = 0;
   bool cannot_write_ = false;
   std::optional<Import> import_;
   std::pair<Member, std::uint64_t> imported_;  // the last snapshot that was finished
+
+  // What the primary said last of itself, when, and when this had all of it.
+  Version known_end_ = 0, known_commit_ = 0;
+  base::Time known_at_{}, in_step_at_{};
 
   // As a stranger, and in general.
   std::map<InstanceId, Alive> standings_;

@@ -56,6 +56,21 @@ void Replicator::set_goal(PartitionId partition, Goal goal) {
     replica->set_goal(std::move(goal));
 }
 
+CopyReport Replicator::report(PartitionId partition) const {
+  if (const Replica* const replica = look(partition)) return replica->report();
+  CopyReport none;
+  none.self = self_;
+  none.origin = store_.origin(partition);
+  return none;
+}
+
+Result<void> Replicator::take_over(PartitionId partition, const View& view, Epoch epoch, Position end) {
+  if (failed_) return base::fail(Code::io, "its store failed");
+  Replica& replica = get(partition);
+  replica.adopt(view);
+  return replica.take_over(epoch, end);
+}
+
 Figures Replicator::figures() const {
   Figures figures;
   for (PartitionId partition : partitions_) replicas_[static_cast<std::uint32_t>(partition)].replica->add_to(figures);

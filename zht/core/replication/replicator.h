@@ -61,6 +61,9 @@ class Replicator final : public ReplicaHost {
   // A view this instance has or may soon have a part in. Others are not its concern.
   void adopt(PartitionId partition, const View& view);
   void set_goal(PartitionId partition, Goal goal);
+  CopyReport report(PartitionId partition) const;  // of an empty copy where there is none
+  // Replica::take_over() of this instance's copy, or of an empty one where it has none. `view`: the newest known.
+  Result<void> take_over(PartitionId partition, const View& view, Epoch epoch, Position end);
   Figures figures() const;
 
   void begin(base::Time now) { now_ = std::max(now_, now); }

@@ -79,6 +79,7 @@ std::string_view name_of(Change::Kind kind) {
     case Change::Kind::recover: return "recover";
     case Change::Kind::enrol: return "enrol";
     case Change::Kind::keepers: return "keepers";
+    case Change::Kind::abandon: return "abandon";
   }
   return "unknown";
 }
@@ -136,6 +137,16 @@ std::optional<View> next_view(const View& view, const Change& change, Defects de
       made.sync = {change.who};
       std::erase_if(made.learners, [&](Member one) { return one.instance == change.who.instance; });
       break;
+    case Kind::abandon: {
+      // Not a synchronous member in its own life, for that may lead without, nor an earlier life of whoever is in the view.
+      const auto old = member_at(view, change.who.instance);
+      if (old && old->incarnation + (in_sync(view, *old) ? 1 : 0) > change.who.incarnation) return {};
+      made.primary = change.who;
+      made.sync = {change.who};
+      made.need = std::min(made.need, 1u);  // there is one; more are needed as soon as there were more again
+      std::erase_if(made.learners, [&](Member one) { return one.instance == change.who.instance; });
+      break;
+    }
   }
   if (made.sync.empty() || !contains(made.sync, made.primary)) return {};
   return made;

@@ -54,7 +54,9 @@ struct Change {
     recover,          // all sync members have restarted: `group` is them now, `who` has the longest log and leads
     enrol,            // of the register of numbers alone (keeper.h): the next number is for the node `who`.incarnation
     keepers,          // of the register of who keeps alone (keepership.h): from now on the nodes `group`.incarnation
-    last = keepers
+    abandon,          // `who`, which is not synchronous, goes on with what it has: nobody who is will ever lead again, says a
+                      // person. What they alone had is lost; they are strangers when they return after all
+    last = abandon
   };
   Kind kind = Kind::none;
   Epoch base{0};  // the epoch it applies to: compare and swap

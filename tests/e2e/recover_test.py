@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""`zht recover`: what it says while nodes are gone, what it refuses, and the last resort when the data of two nodes are destroyed."""
+import shutil
+import unittest
+
+import harness
+from cluster_test import SLOW, Cluster
+from harness import Pipe, Sandbox, wait_for
+
+KEYS = 200
+
+
+class Recover(unittest.TestCase):
+    def setUp(self):
+        self.box = Sandbox()
+        self.box.__enter__()
+        self.cluster = None
+        self.addCleanup(self.tidy_up)
+
+    def tidy_up(self):
+        if self.cluster:
+            self.cluster.end()
+        self.box.__exit__(None, None, None)
+
+    def fill(self, value):
+        pipe = Pipe(self.box)
+        for n in range(KEYS):
+            self.assertEqual(pipe.ask(op="insert", key=f"k{n}", value=f"{value}{n}", timeout_ms=SLOW * 1000)["status"], "ok")
+        pipe.close()
+
+    def read(self, value):
+        pipe = Pipe(self.box)
+        for n in range(KEYS):
+            self.assertEqual(pipe.ask(op="lookup", key=f"k{n}", timeout_ms=SLOW * 1000).get("value"), f"{value}{n}")
+        pipe.close()
+
+    def caught_up(self):
+        """Whether no copy lacks anything of what its leader has."""
+        for node in self.cluster.nodes:
+            told = self.box.json("zht", "status", "--json", "--cluster", node.address)
+            if any(one["behind"] or one["learners_behind"] or one["waiting"] or one["sending"] for one in told["instances"]):
+                return False
+        return True
+
+    def lost(self):
+        """Partitions that only `zht recover --accept-data-loss` brings back, if these two are given up; None while others still change."""
+        out, _ = self.box.run("zht", "recover", "--json", "--cluster", self.cluster.nodes[0].address, expect=None)
+        told = harness.json.loads(out)
+        outlooks = {one["outlook"] for one in told["partitions"]}
+        return [one["partition"] for one in told["partitions"] if one["outlook"] == "waits"] if outlooks == {"waits"} else None
+
+    def test_two_nodes_are_destroyed_and_what_is_left_is_gone_on_with(self):
+        box, self.cluster = self.box, Cluster(self.box, 5)
+        cluster, rest = self.cluster, self.cluster.nodes[:3]
+        out, _ = box.run("zht", "recover")
+        self.assertIn("every partition is served", out)
+        self.fill("old")
+        wait_for(self.caught_up, "copies with all there is", SLOW)
+        for node in cluster.nodes[3:]:
+            node.process.kill()
+        for node in cluster.nodes[3:]:
+            node.process.wait(SLOW)
+        shutil.copytree(cluster.nodes[3].data, box.path("kept"), ignore=shutil.ignore_patterns("*.sock"))
+        for node in cluster.nodes[3:]:
+            shutil.rmtree(node.data)
+        box.environment["ZHT_CLUSTER"] = ",".join(node.address for node in rest)
+        lost = wait_for(self.lost, "partitions of which no synchronous copy is left", SLOW)
+
+        # It says what is wrong and what would help; status does, too.
+        out, _ = box.run("zht", "recover", expect=5)
+        self.assertRegex(out, r"no synchronous copy answers: start node [45] \(127\.0\.0\.1:\d+\)")
+        self.assertRegex(out, r"zht recover --accept-data-loss --gone (4|5|4,5)\n")
+        out, _ = box.run("zht", "status")
+        self.assertIn("DATA IS NOT SAFE", out)
+        self.assertIn(f"{len(lost)} partition", out)
+        self.assertIn("zht recover", out)
+
+        # It is not done by mistake.
+        gone = "4,5"
+        _, err = box.run("zht", "recover", "--accept-data-loss", "--yes", expect=4)
+        self.assertRegex(err, r"may come back with node [45]")
+        self.assertIn("--gone", err)
+        _, err = box.run("zht", "recover", "--accept-data-loss", "--yes", "--gone", "1," + gone, expect=4)
+        self.assertIn(f"node 1 ({rest[0].address}) was declared gone, and answers", err)
+        _, err = box.run("zht", "recover", "--accept-data-loss", "--gone", "9", expect=2)
+        self.assertIn("no such node", err)
+        _, err = box.run("zht", "recover", "--accept-data-loss", "--gone", gone, expect=2)
+        self.assertIn("--yes", err)
+        box.run("zht", "recover", "--gone", gone, expect=2)
+        box.run("zht", "recover", "--accept-data-loss", "64", expect=2)
+        served = next(p for p in range(64) if p not in lost)
+        _, err = box.run("zht", "recover", "--accept-data-loss", "--yes", "--gone", gone, str(served), expect=4)
+        self.assertIn("nothing is lost", err)
+        self.assertEqual(self.lost(), lost, "nothing has changed")
+
+        _, err = box.run("zht", "recover", "--accept-data-loss", "--yes", "--gone", gone)
+        self.assertIn(f"{len(lost)} partition", err)
+        self.assertIn("led again", err)
+        self.read("old")  # the learners had it all
+        cluster.nodes = rest
+        cluster.wait_until_safe(3)
+        self.fill("new")
+        _, err = box.run("zht", "recover", "--accept-data-loss", "--yes", "--gone", gone, expect=2)
+        self.assertIn("nothing to recover", err)
+
+        # One that was given up comes back with all it had: it is given what there is now, and serves nothing older.
+        node = type(rest[0])(box, 9)
+        node.data, node.options = box.path("kept"), ()
+        self.addCleanup(lambda: node.process.poll() is None and node.kill())
+        node.start()
+        cluster.wait_until_safe(4)
+        self.read("new")
+
+
+if __name__ == "__main__":
+    harness.main()

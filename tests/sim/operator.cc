@@ -1,0 +1,78 @@
+// A disaster and a person: all synchronous copies of a partition are destroyed at once, and someone who looks at what is left
+// decides to go on with the best of it (zht/core/replication/recovery.h). Some of the machines come back with empty disks, some
+// much later, as they were, although they were given up.
+#include <algorithm>
+
+#include "tests/sim/world.h"
+#include "zht/core/replication/recovery.h"
+
+namespace zht::sim {
+
+void Cluster::destroy() {
+  const auto p = static_cast<std::uint32_t>(random.below(partition_count));
+  const View view = latest_[p];
+  Members victims = view.sync;
+  if (!view.learners.empty() && random.chance(0.3)) victims.push_back(view.learners.front());
+  std::size_t keepers_away = 0;
+  result.disasters++;
+  for (Member one : victims) {
+    const int i = static_cast<int>(static_cast<std::uint32_t>(one.instance));
+    Node& node = nodes[static_cast<std::size_t>(i)];
+    if (node.up) node.stop(false);
+    // A majority of the keepers must be there, or nobody can decide anything.
+    const bool soon = random.chance(0.3) || (keeps(i) && ++keepers_away > (keepers.size() - 1) / 2);
+    const bool emptied = soon || random.chance(0.5);
+    node.disk.fail_syncs(false);
+    if (emptied)
+      for (const std::string& path : node.disk.paths()) CHECK(node.disk.remove(path).has_value() && node.disk.sync_folder("store").has_value());
+    node.removed = !soon;
+    say("n%d is destroyed%s", i, soon ? ", and comes back empty" : emptied ? ", and its disk" : "; its disk is found again later");
+    if (soon) at(now + between(random, 50 * ms, 900 * ms), [this, i] { restart(i); });
+  }
+  at(now + between(random, 300 * ms, 1500 * ms), [this] { operate(); });
+}
+
+// Looks at what every node that runs says, as `zht recover --accept-data-loss --gone` does.
+void Cluster::operate() {
+  for (std::uint32_t p = 0; p < partition_count; p++) {
+    View view;
+    std::vector<CopyReport> reports;
+    for (Node& node : nodes) {
+      if (!node.up || now < node.paused_until || node.replicator->failed()) continue;
+      if (const View& known = node.manager->view(PartitionId{p}); known.epoch > view.epoch) view = known;
+      reports.push_back(node.replicator->report(PartitionId{p}));
+    }
+    const Prognosis is = prognosis(view, reports, [this](InstanceId one) { return nodes[static_cast<std::uint32_t>(one)].removed; });
+    if (view.epoch == Epoch{0} || is.outlook != Prognosis::Outlook::lost || !is.best) continue;
+    const CopyReport& best = reports[*is.best];
+    const auto i = static_cast<std::uint32_t>(best.self.instance);
+    say("partition %u is lost in view %s: n%u goes on with %llu of %llu entries", p, to_string(view).c_str(), i,
+        static_cast<unsigned long long>(best.end.sequence), static_cast<unsigned long long>(is.known_end));
+    given_up_.insert({p, view.epoch, best.self});
+    nodes[i].take_over(PartitionId{p}, view.epoch, best.end);
+  }
+  if (now < work_until) at(now + between(random, 150 * ms, 400 * ms), [this] { operate(); });
+}
+
+// Told of every view that is decided.
+void Cluster::look_for_abandoned(std::uint32_t p, const View& view) {
+  const Epoch before{number(view.epoch) - 1};
+  if (view.sync.size() != 1 || !given_up_.contains({p, before, view.primary})) return;
+  result.abandoned++;
+  history.abandoned(p, before, now);
+  for (Client& client : clients) client.forget(p);
+}
+
+void Client::forget(std::uint32_t partition) {
+  std::erase_if(seen_, [&](const auto& one) { return one.first.first == partition; });
+  forgot_[partition] = world_.now;
+}
+
+void Node::take_over(PartitionId partition, Epoch epoch, Position end) {
+  round([&] {
+    const auto told = instance->take_over(partition, epoch, end);
+    if (!told) world_.say("n%d refuses: %s", id_, told.error().message.c_str());
+  });
+}
+
+}  // namespace zht::sim
