@@ -1,4 +1,5 @@
-// The `fusionfs` program; as `mount.fusionfs` it is what mount(8) calls for `mount -t fusionfs` and /etc/fstab.
+// The `fusionfs` program; as `mount.fusionfs` it is what mount(8) calls for `mount -t fusionfs` and /etc/fstab, as
+// `mount.fuse.fusionfs` what it calls to remount (the kernel says that our type is fuse.fusionfs).
 #include <CLI/CLI.hpp>
 #include <string>
 #include <string_view>
@@ -47,7 +48,8 @@ int main(int argc, char** argv) {
   fusionfs::add_serve_verb(program);
   fusionfs::add_provenance_verbs(program);
   std::vector<std::string> words(argv, argv + argc);
-  if (argc > 0 && std::string_view(argv[0]).ends_with("mount.fusionfs")) words = from_mount(words);
+  const std::string_view name = argc > 0 ? argv[0] : "";
+  if (name.ends_with("mount.fusionfs") || name.ends_with("mount.fuse.fusionfs")) words = from_mount(words);
   std::vector<char*> pointers;
   for (std::string& word : words) pointers.push_back(word.data());
   pointers.push_back(nullptr);

@@ -1,5 +1,6 @@
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -10,6 +11,7 @@
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <sstream>
 #include <nlohmann/json.hpp>
 
 #include "fusionfs/fuse/session.h"
@@ -211,6 +213,35 @@ Result<int> umount_directory(const support::CommonFlags& common, const std::stri
   return 0;
 }
 
+// `-o remount,...` as mount(8) gives it: with all options that the mount has. The kernel's own can be changed.
+std::optional<unsigned long> remount_flags(const std::vector<std::string>& lists, bool read_only) {
+  static const std::pair<const char*, unsigned long> kFlags[] = {
+      {"ro", MS_RDONLY},       {"nosuid", MS_NOSUID},         {"nodev", MS_NODEV},      {"noexec", MS_NOEXEC},
+      {"noatime", MS_NOATIME}, {"nodiratime", MS_NODIRATIME}, {"relatime", MS_RELATIME}};
+  bool remount = false;
+  unsigned long flags = read_only ? MS_RDONLY : 0;
+  for (const std::string& list : lists) {
+    std::istringstream parts(list);
+    for (std::string part; std::getline(parts, part, ',');) {
+      remount = remount || part == "remount";
+      for (const auto& [name, flag] : kFlags) {
+        if (part == name) flags |= flag;
+        if (flag == MS_RDONLY && part == "rw") flags &= ~flag;
+      }
+    }
+  }
+  return remount ? std::optional(flags) : std::nullopt;
+}
+
+Result<int> remount(const std::string& directory, unsigned long flags) {
+  const std::vector<Mounted> all = mounts();
+  if (std::none_of(all.begin(), all.end(), [&](const Mounted& each) { return each.directory == directory; }))
+    return fail(Code::not_found, "no FusionFS is mounted at ", directory, "; see: fusionfs status");
+  if (::mount(nullptr, directory.c_str(), nullptr, MS_REMOUNT | flags, nullptr) != 0)
+    return base::fail_errno(errno, "remount " + directory);
+  return 0;
+}
+
 Result<int> show_status(const support::CommonFlags& common, const std::string& only) {
   TRY_LET(data, support::data_folder(common.data));
   const std::string wanted = only.empty() ? "" : mount_point_of(only);
@@ -259,6 +290,8 @@ void add_mount_verbs(support::Program& program) {
     verb.options().add_flag("-r,--read-only", arguments->read_only, "as -o ro");
     verb.options().add_flag("--nonempty", arguments->non_empty, "hide what the directory holds");
     verb.action([&program, arguments]() -> Result<int> {
+      if (const auto flags = remount_flags(arguments->options, arguments->read_only))
+        return remount(mount_point_of(arguments->directory), *flags);
       support::CommonFlags common = program.common();
       MountOptions options;
       options.non_empty = arguments->non_empty;

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """The fusionfs program: its verbs and options, a mount that is its own node, and rm -rf, copies and SQLite on it."""
+import errno
 import mmap
 import os
 import shutil
@@ -131,6 +132,16 @@ class Program(unittest.TestCase):
         self.box.mounts.append(point)
         self.box.run("mount.fusionfs", "local", point, "-s", "-v", "-o", "rw,noatime,nosuid")
         harness.wait_for(lambda: self.box.mounted(point), "a mount")
+        if os.geteuid() == 0:
+            # As mount(8) calls it for `mount -o remount,ro`, with what else the mount has.
+            others = ",nosuid,relatime,user_id=0,group_id=0,default_permissions,allow_other"
+            self.box.run("mount.fuse.fusionfs", "fusionfs", point, "-o", "ro,remount" + others)
+            with self.assertRaises(OSError) as failed:
+                os.mkdir(os.path.join(point, "d"))
+            self.assertEqual(failed.exception.errno, errno.EROFS)
+            self.box.run("mount.fuse.fusionfs", "fusionfs", point, "-o", "rw,remount" + others)
+            os.mkdir(os.path.join(point, "d"))
+            self.box.run("mount.fuse.fusionfs", "fusionfs", self.box.folder, "-o", "remount,ro", expect=3)
         self.box.umount(point)
 
     def test_an_ordinary_user_mounts_through_fusermount3(self):
