@@ -48,8 +48,6 @@ Task<Reply> Metadata::ask(HomeId home, const char* procedure, std::string argume
   for (int round = 0;; ++round) {
     Call call(client_, Operation::update(tag_of(home), procedure, arguments));
     const Outcome outcome = co_await call;
-    const bool silent = outcome.code == base::Code::timeout || outcome.code == base::Code::unavailable;
-    if (silent != unanswered()) unanswered_.store(silent, std::memory_order_relaxed);
     if (!outcome.ok()) {
       if (options_.trouble) options_.trouble(std::string(procedure) + " in " + tag_of(home) + ": " + outcome.message);
       co_return refuse(errno_of(outcome));

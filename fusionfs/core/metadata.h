@@ -115,8 +115,6 @@ class Metadata {
   Task<int> split(HomeId home);                // into two. 0, or why it was not done
 
   Nanos now() const;
-  // The store has let a change go without an answer, for as long as the client waits, and answered none since.
-  bool unanswered() const { return unanswered_.load(std::memory_order_relaxed); }
 
  private:
   Task<Reply> ask(HomeId home, const char* procedure, std::string arguments);  // waits for another's lease to end
@@ -174,7 +172,6 @@ class Metadata {
   // Home numbers reserved in the store and not yet given to a directory: the next one, and in the lower bits how many.
   std::atomic<std::uint64_t> homes_{0};
 
-  std::atomic<bool> unanswered_{false};
   std::atomic<bool> any_shards_{false};
   mutable std::shared_mutex shards_mutex_;
   std::unordered_map<std::uint64_t, Split> shards_;   // by home: base and children. Guarded by shards_mutex_

@@ -377,9 +377,9 @@ Task<int> FileSystem::commit(std::shared_ptr<MountedInode> inode, bool ends_appe
 Task<int> FileSystem::flush(InodeId id) {
   const auto inode = table_.find(id);
   if (!inode) co_return 0;
-  if (metadata_.unanswered()) {
-    // Who closes many files, or is killed with many open, is not held up for each: the close says so, and what was written is
-    // committed when the store answers again, which is tried all the time.
+  if (client_.silent(tag_of(home_of(id)))) {
+    // Who closes many files, or is killed with many open, is not held up even for a moment for each: the close says so, and what was
+    // written is committed when the store answers again, which is tried all the time.
     const std::lock_guard lock(inode->mutex);
     if (inode->dirty || inode->in_flight) co_return EIO;
   }

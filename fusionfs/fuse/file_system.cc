@@ -25,18 +25,20 @@ constexpr std::size_t kFinishedAtOnce = 256;  // inodes, when the mount ends
 constexpr std::chrono::seconds kStoreSilent{10};
 constexpr std::chrono::seconds kLeftAlone{4};  // longer than Metadata waits before it takes a change for abandoned
 constexpr zht::Millis kLastWords{2'000};
+constexpr std::chrono::minutes kTroubleWindow{1};
+constexpr unsigned kTroublesTold = 10;  // a window
 
 }  // namespace
 
 FileSystem::FileSystem(zht::Client& client, const base::Clock& clock, const ChunkStore& chunks,
                        FileSystemOptions options)
-    : client_(client),
+    : client_(client, options.moment),
       clock_(clock),
       chunks_(chunks),
-      stores_(client, chunks),
+      stores_(client_, chunks),
       options_(std::move(options)),
       session_(base::entropy() | 1),
-      metadata_(client, clock,
+      metadata_(client_, clock,
                 {.session = options_.leases ? session_ : 0,
                  .held = [this](HomeId home) { return table_.open_in(home); },
                  .gone = [this](const Inode& inode) { buried(inode); },
@@ -51,8 +53,8 @@ FileSystem::FileSystem(zht::Client& client, const base::Clock& clock, const Chun
                        });
                      },
                  .split_at = options_.split_at,
-                 .trouble = [this](const std::string& text) { warn(text); }}),
-      locks_(client, clock,
+                 .trouble = [this](const std::string& text) { warn_of_store(text); }}),
+      locks_(client_, clock,
              {.session = session_, .life = options_.lock_life, .warn = [this](const std::string& text) { warn(text); }}) {
 }
 
@@ -63,6 +65,22 @@ FileSystem::~FileSystem() {
     jobs_changed_.notify_all();
   }
   if (background_.joinable()) background_.join();
+}
+
+// A store that is silent for hours is not to fill the disk with the log of it.
+void FileSystem::warn_of_store(const std::string& text) {
+  unsigned left_out = 0;
+  {
+    const std::lock_guard lock(trouble_mutex_);
+    const base::Time now = clock_.now();
+    if (troubles_ == 0 || now - trouble_since_ > kTroubleWindow) {
+      left_out = troubles_ > kTroublesTold ? troubles_ - kTroublesTold : 0;
+      trouble_since_ = now;
+      troubles_ = 0;
+    }
+    if (++troubles_ > kTroublesTold) return;
+  }
+  warn(text + (left_out > 0 ? "; " + std::to_string(left_out) + " more lines like this were left out before" : ""));
 }
 
 void FileSystem::end() { under_way_.fetch_sub(1, std::memory_order_acq_rel); }
@@ -272,7 +290,7 @@ void FileSystem::run_background() {
       }
     }
     if (now >= stores_at) {
-      if (const auto done = stores_.refresh(); !done) warn("chunk stores: " + done.error().message);
+      if (const auto done = stores_.refresh(); !done) warn_of_store("chunk stores: " + done.error().message);
       stores_at = now + kStoreLife / 4;
     }
     if (now >= locks_at) {
@@ -291,7 +309,14 @@ void FileSystem::run_background() {
         const std::lock_guard dirty_lock(dirty_mutex_);
         dirty.swap(dirty_);
       }
+      std::set<HomeId> asked;
       for (const InodeId id : dirty) {
+        // Of a store that is silent one answer is enough to know that it is back.
+        if (client_.silent(tag_of(home_of(id))) && !asked.insert(home_of(id)).second) {
+          const std::lock_guard dirty_lock(dirty_mutex_);
+          dirty_.insert(id);
+          continue;
+        }
         if (const auto inode = table_.find(id)) {
           begin();
           fusionfs::start(commit_in_turn(inode), [this, inode](int error) {

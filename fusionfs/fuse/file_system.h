@@ -22,6 +22,7 @@
 #include <thread>
 
 #include "fusionfs/core/metadata.h"
+#include "fusionfs/core/patient_client.h"
 #include "fusionfs/data/stores.h"
 #include "fusionfs/fuse/file_locks.h"
 #include "fusionfs/fuse/inodes.h"
@@ -33,6 +34,7 @@ struct FileSystemOptions {
   std::chrono::milliseconds commit_interval{2000};  // uncommitted writes of files still open
   std::chrono::milliseconds session_life{30'000};
   std::chrono::milliseconds lock_life{15'000};  // of the locks of a mount that was killed
+  std::chrono::milliseconds moment = PatientClient::kMoment;  // for an answer of a store that has been silent
   bool read_only = false;
   bool relatime = false;  // reading changes atime, when it was before mtime or ctime, or a day ago
   bool provenance = false;  // who opened what is kept in the store
@@ -211,6 +213,7 @@ class FileSystem {
   void warn(const std::string& text) const {
     if (options_.warn) options_.warn(text);
   }
+  void warn_of_store(const std::string& text);
   void later(std::function<void()> job);
   void invalidate(MountedInode& changed);
   Task<int> forgotten_by_kernel(std::shared_ptr<MountedInode> inode);
@@ -219,7 +222,7 @@ class FileSystem {
   void tend_appends();
   void run_background();
 
-  zht::Client& client_;
+  PatientClient client_;
   const base::Clock& clock_;
   const ChunkStore& chunks_;
   Stores stores_;
@@ -231,6 +234,9 @@ class FileSystem {
   std::atomic<std::uint64_t> next_handle_{1};
 
   std::atomic<std::int64_t> under_way_{0}, locking_{0};
+  std::mutex trouble_mutex_;
+  base::Time trouble_since_{};  // guarded by trouble_mutex_
+  unsigned troubles_ = 0;       // since then. Guarded by trouble_mutex_
   std::mutex dirty_mutex_;
   std::set<InodeId> dirty_;      // guarded by dirty_mutex_
   std::set<InodeId> appending_;  // those with appends_until. Guarded by dirty_mutex_

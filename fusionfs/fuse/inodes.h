@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "fusionfs/core/format.h"
+#include "fusionfs/core/task.h"
 #include "fusionfs/data/content.h"
 #include "novoht/base/clock.h"
 
@@ -49,6 +50,9 @@ class Turn {
       next = waiting_.front();
       waiting_.pop_front();
     }
+    // What goes on here is another's: this thread, which has its own to finish, does not wait for the store in its stead. One that
+    // did answered its close when every commit begun meanwhile had been given up: never, while the store is silent.
+    const CallsBlock calls(CallsBlock::now() == CallsBlock::Which::every ? CallsBlock::Which::every : CallsBlock::Which::none);
     next.resume();
   }
 

@@ -316,6 +316,7 @@ Result<bool> serve_mount(zht::Client& client, const MountOptions& options, const
   FileSystemOptions file_options;
   file_options.attribute_timeout = std::chrono::milliseconds(static_cast<long>(options.attribute_timeout * 1000));
   file_options.read_only = options.read_only;
+  file_options.moment = std::min<std::chrono::milliseconds>(file_options.moment, options.timeout);
   file_options.relatime = options.relatime;
   file_options.provenance = options.provenance;
   file_options.commit_at_once = options.store_in_process;

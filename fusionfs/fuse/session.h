@@ -2,6 +2,7 @@
 // behind.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -31,6 +32,7 @@ struct MountOptions {
   double attribute_timeout = 1.0;  // seconds
   double entry_timeout = 1.0;
   int threads = 2;  // that read requests from the kernel
+  std::chrono::milliseconds timeout{30'000};  // of the client given: how long a request waits for a store that does not answer
   // All files are shown as belonging to these, with the bits of `umask` taken away. Absent: as they are.
   std::optional<std::uint32_t> uid, gid;
   std::uint32_t umask = 0;

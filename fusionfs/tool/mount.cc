@@ -80,6 +80,7 @@ Result<void> serve(const support::CommonFlags& common, MountOptions options, con
   zht::ClientOptions client_options = common.client_options();
   client_options.data_folder = options.data_folder;
   if (common.timeout.count() == 0) client_options.timeout = kDefaultTimeout;
+  options.timeout = client_options.timeout;
   std::unique_ptr<zht::LocalServer> node;
   std::unique_ptr<zht::Client> client;
   if (options.embed && cluster_of(common).empty() && client_options.start_node) {

@@ -2,10 +2,12 @@
 """What goes wrong around a mount: full disks, damage, killed nodes and mounts, a store that does not answer."""
 import errno
 import os
+import random
 import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
 import unittest
 
@@ -37,6 +39,68 @@ def write(path, size, byte=b"x", sync=False):
         file.flush()
         if sync:
             os.fsync(file.fileno())
+
+
+class Writer(threading.Thread):
+    """A program that works in a folder of its own and says after each file what it has done to it."""
+    PROGRAM = """
+import os, sys
+folder = sys.argv[1]
+os.mkdir(folder)
+for number in range(1 << 30):
+    name, size = f"{folder}/{number}", 20 if number % 3 else 20_000
+    file = os.open(name, os.O_RDWR | os.O_CREAT)
+    os.pwrite(file, b"%d;" % number * size, 0)
+    os.fsync(file)
+    if number % 4 == 0:
+        os.pwrite(file, b"again", 0)
+        os.fsync(file)
+    os.close(file)
+    if number % 5 == 0:
+        os.link(name, f"{name}.linked")
+        os.rename(name, f"{name}.moved")
+    if number % 7 == 0:
+        os.unlink(f"{name}.linked" if number % 5 == 0 else name)
+    print(number, flush=True)
+"""
+
+    def __init__(self, box, mount, number):
+        super().__init__(daemon=True)
+        self.folder, self.said = os.path.join(mount, f"w{number}"), []
+        self.process = box.start(sys.executable, "-c", self.PROGRAM, self.folder, stderr=open(box.path(f"writer-{number}"), "wb"))
+        self.errors = box.path(f"writer-{number}")
+        self.start()
+
+    def run(self):
+        for line in self.process.stdout:
+            self.said.append(int(line))
+
+    def end(self):
+        if self.process.poll() is not None:
+            with open(self.errors, encoding="utf-8", errors="replace") as file:
+                raise AssertionError(file.read()[-2000:])
+        self.process.kill()
+        self.process.wait()
+        self.join()
+
+    def wrong(self):
+        found = []
+        there = set(os.listdir(self.folder))
+        for number in self.said:
+            names = [f"{number}.moved", f"{number}.linked"] if number % 5 == 0 else [f"{number}"]
+            if number % 7 == 0:
+                names.pop()
+            here = {f"{number}", f"{number}.moved", f"{number}.linked"} & there
+            if here != set(names):
+                found.append((number, here))
+            content = b"%d;" % number * (20 if number % 3 else 20_000)
+            if number % 4 == 0:
+                content = b"again" + content[5:]
+            for name in here & set(names):
+                with open(os.path.join(self.folder, name), "rb") as file:
+                    if file.read() != content:
+                        found.append((number, name))
+        return found
 
 
 class Faults(unittest.TestCase):
@@ -195,6 +259,32 @@ while True:
         self.box.umount(mount)
         self.assertIn("clean", self.box.out("fusionfs", "fsck"))
 
+    def test_a_store_killed_and_stopped_under_load_loses_nothing_synced(self):
+        """Writers that sync, link, rename and remove; what they were told was done is as they were told, here and after a mount anew."""
+        mount = self.box.mount()
+        writers = [Writer(self.box, mount, number) for number in range(3)]
+        rng = random.Random(int(os.environ.get("SEED", "1")))
+        for round_ in range(harness.rounds(6, 60)):
+            so_far = [len(writer.said) for writer in writers]
+            harness.wait_for(lambda before=so_far: all(len(writer.said) > count + 20 for writer, count in zip(writers, before)),
+                             f"all writers to go on in round {round_}")
+            node = harness.wait_for(self.box.node_pid, "a node")
+            how = rng.choice(("killed", "stopped", "stopped and killed"))
+            if how != "killed":
+                os.kill(node, signal.SIGSTOP)
+                time.sleep(rng.choice((0.1, 1, 3)))  # longer than a client waits before it looks for the node
+            os.kill(node, signal.SIGCONT if how == "stopped" else signal.SIGKILL)
+        for writer in writers:
+            writer.end()
+        for _ in range(2):
+            for writer in writers:
+                self.assertEqual(writer.wrong(), [])
+            self.box.umount(mount)
+            self.assertIn("clean", self.box.out("fusionfs", "fsck"))
+            self.assertIn("clean", self.box.out("fusionfs", "scrub"))
+            mount = self.box.mount()
+        self.box.umount(mount)
+
     def test_a_store_that_does_not_answer_blocks_up_to_a_time_out_and_the_mount_always_unmounts(self):
         point = self.box.path("mnt")
         os.mkdir(point)
@@ -217,6 +307,39 @@ while True:
         mount = self.box.mount()
         self.assertEqual(os.path.getsize(os.path.join(mount, "a")), 10_000)
         self.box.umount(mount)
+
+    def test_a_program_killed_with_many_dirty_files_ends_while_the_store_is_silent(self):
+        mount = self.box.path("mnt")
+        os.mkdir(mount)
+        self.box.mounts.append(mount)
+        self.box.run("fusionfs", "mount", "--timeout", "3s", "-o", "attr_timeout=3600", mount)
+        node = self.box.node_pid()
+        self.addCleanup(lambda: harness.alive(node) and os.kill(node, signal.SIGCONT))
+        writer = self.box.start(sys.executable, "-c", """
+import os, signal, sys, time
+files = [os.open(f"{sys.argv[1]}/f{number}", os.O_RDWR | os.O_CREAT) for number in range(100)]
+for file in files:
+    os.write(file, b"d" * 100)
+    os.fsync(file)
+os.kill(int(sys.argv[2]), signal.SIGSTOP)
+for file in files:
+    os.pwrite(file, b"e" * 100, 100)
+print("dirty", flush=True)
+time.sleep(3600)
+""", mount, node)
+        self.assertEqual(writer.stdout.readline(), b"dirty\n")
+        writer.kill()
+        writer.wait(harness.DEADLINE)  # not a time-out for each file, and not for as long as the store is silent
+        os.kill(node, signal.SIGCONT)
+
+        def committed():
+            try:
+                return all(os.path.getsize(os.path.join(mount, f"f{number}")) == 200 for number in range(100))
+            except OSError:
+                return False
+        harness.wait_for(committed, "what was written to be committed")
+        self.box.umount(mount)
+        self.assertIn("clean", self.box.out("fusionfs", "fsck"))
 
     def test_umount_by_force_ends_what_waits(self):
         if os.geteuid() != 0:
