@@ -24,7 +24,7 @@ using base::Result;
 namespace {
 
 constexpr std::chrono::milliseconds kConnect{2'000}, kPatience{8'000}, kSyncPatience{60'000};
-constexpr std::chrono::seconds kLeftAlone{2};
+constexpr std::chrono::seconds kLeftAlone{2}, kSilent{15};  // the latter longer than it takes until its address is forgotten
 constexpr std::size_t kMostIdle = 16;
 
 }  // namespace
@@ -105,6 +105,7 @@ Result<ChunkAnswer> ChunkPeer::ask(const ChunkRequest& request) {
     }
     const std::lock_guard lock(mutex_);
     if (answer) {
+      silent_since_ = {};
       if (idle_.size() < kMostIdle) idle_.push_back(std::move(link));
       return answer;
     }
@@ -113,9 +114,15 @@ Result<ChunkAnswer> ChunkPeer::ask(const ChunkRequest& request) {
       fresh = true;
       continue;
     }
-    down_until_ = std::chrono::steady_clock::now() + kLeftAlone;
+    silent_since_ = std::chrono::steady_clock::now();
+    down_until_ = silent_since_ + kLeftAlone;
     return fail(Code::unavailable, answer.error().message);
   }
+}
+
+bool ChunkPeer::silent() const {
+  const std::lock_guard lock(mutex_);
+  return silent_since_ != std::chrono::steady_clock::time_point{} && std::chrono::steady_clock::now() - silent_since_ < kSilent;
 }
 
 Result<ChunkAnswer> RemoteContent::ask(ChunkOperation operation, std::uint64_t first, std::uint64_t second,

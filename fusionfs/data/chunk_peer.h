@@ -25,6 +25,8 @@ class ChunkPeer {
   const std::string& address() const { return address_; }
 
   base::Result<ChunkAnswer> ask(const ChunkRequest& request);
+  // It did not answer when it was last asked, a short time ago: better not to begin anything there.
+  bool silent() const;
 
  private:
   using Link = std::unique_ptr<ChunkLink>;
@@ -34,9 +36,10 @@ class ChunkPeer {
   const std::uint64_t identity_;
   const std::string address_;  // host:port
   const zht::Opener opener_;
-  std::mutex mutex_;
-  std::vector<Link> idle_;                               // guarded by mutex_
-  std::chrono::steady_clock::time_point down_until_{};   // guarded by mutex_
+  mutable std::mutex mutex_;
+  std::vector<Link> idle_;                              // guarded by mutex_
+  std::chrono::steady_clock::time_point down_until_{};  // guarded by mutex_
+  std::chrono::steady_clock::time_point silent_since_{};  // zero: it answered. Guarded by mutex_
 };
 
 // A file's bytes in that store.

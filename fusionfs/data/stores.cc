@@ -269,9 +269,13 @@ std::vector<std::uint64_t> Stores::choose(std::size_t count) {
   if (count == 0 || peers_.empty()) return chosen;
   auto at = peers_.begin();
   std::advance(at, next_++ % peers_.size());
-  for (std::size_t i = 0; i < std::min(count, peers_.size()); ++i) {
-    chosen.push_back(at->first);
+  std::vector<std::uint64_t> silent;
+  for (std::size_t i = 0; i < peers_.size() && chosen.size() < count; ++i) {
+    (at->second->silent() ? silent : chosen).push_back(at->first);
     if (++at == peers_.end()) at = peers_.begin();
+  }
+  for (const std::uint64_t each : silent) {
+    if (chosen.size() < count) chosen.push_back(each);
   }
   return chosen;
 }

@@ -42,7 +42,7 @@ class Stores {
   std::uint64_t epoch() const;
   // Of the file, whose bytes are in all of `stores` (the first is its home).
   std::shared_ptr<Content> open(InodeId inode, const std::vector<std::uint64_t>& stores) const;
-  // Up to `count` other stores whose servers say they live, another choice each time.
+  // Up to `count` other stores whose servers say they live, another choice each time; those that did not answer just now last.
   std::vector<std::uint64_t> choose(std::size_t count);
   // Deletes a file's chunks wherever they are. unavailable: not everywhere.
   base::Result<void> remove(InodeId inode, const std::vector<std::uint64_t>& stores, std::uint64_t size) const;

@@ -310,6 +310,21 @@ std::string long_text(std::size_t size) {
   return bytes;
 }
 
+TEST_F(NodesTest, NothingNewGoesToANodeThatDidNotAnswer) {
+  Node third;
+  third.chunks = *ChunkStore::open(folder_ + "/third");
+  start(third, 1);
+  const std::uint64_t second = nodes_[1].chunks->identity();
+  nodes_[1].server.reset();  // it lives on by its name in the store, for some seconds
+  for (int file = 0; file < 2; ++file) make(nodes_[0], "meets it or not " + std::to_string(file), long_text(10'000));
+  for (int file = 0; file < 4; ++file) {
+    const InodeId id = make(nodes_[0], "f" + std::to_string(file), long_text(10'000));
+    EXPECT_EQ(record(id).stores(), (std::vector{nodes_[0].chunks->identity(), third.chunks->identity()}));
+  }
+  EXPECT_NE(warnings().find("chunk store " + std::to_string(second)), std::string::npos);
+  stop(third);
+}
+
 TEST_F(NodesTest, WhatOneNodeWritesAnotherReadsAndChanges) {
   stop(nodes_[0]);
   start(nodes_[0], 1);  // one copy
