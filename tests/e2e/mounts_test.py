@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""One tree mounted on three nodes, each in a network namespace: what one makes the others see; a node is killed in the middle, its
-store and its mount at once; contents are read from the copy that is left, and damage is healed when the node is back. What the dead
-mount left in the middle those that live settle: fsck finds nothing, and is not asked to repair. SEED=n: which node, and when."""
+"""One tree mounted on three nodes, each in a network namespace: what one makes the others see; nodes are killed in the middle, their
+stores and their mounts at once or one of them; contents are read from the copy that is left, and damage is healed when the node is
+back. What the dead mount left in the middle those that live settle: fsck finds nothing, and is not asked to repair. SEED=n: who dies,
+and when."""
+import errno
 import json
 import os
 import random
@@ -19,6 +21,7 @@ from network import Network
 
 FILES = rounds(300, 20_000)  # that each mount makes
 LARGE = rounds(5, 25)        # every so many a file has its bytes in chunks
+DEATHS = rounds(2, 5)
 
 # Makes files until it has made all of them or cannot; says a file's number when fsync has returned and it is closed. Beside them
 # changes in two homes, for the crash to find one half done: directories, links and moves from one to another, removals.
@@ -60,6 +63,19 @@ def forget_pages(path):
     file = os.open(path, os.O_RDONLY)
     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(file)
+
+
+def patiently(path):
+    """A file's bytes. One that was written while its other node was dead has one copy, whose node has just come back."""
+    def read():
+        try:
+            with open(path, "rb") as file:
+                return [file.read()]
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return None
+    return wait_for(read, f"{path} to be read")[0]
 
 
 class Mount:
@@ -158,19 +174,25 @@ class Tree(Cluster):
 
 
 class Maker(threading.Thread):
-    def __init__(self, tree, mount, folder, first, last):
+    def __init__(self, tree, mount, folder, first, last, acknowledged=()):
         super().__init__(daemon=True)
         os.makedirs(mount.path(f"{folder}.{mount.node.name}"), exist_ok=True)
         self.process = tree.start(sys.executable, "-c", MAKER, mount.path(folder), mount.node.name, first, last, LARGE,
                                   stderr=open(tree.path(f"maker-{mount.node.name}-{first}"), "wb"))
         self.process.stderr_path = tree.path(f"maker-{mount.node.name}-{first}")
-        self.mine, self.acknowledged = mount.node.name, []
+        self.mine, self.acknowledged = mount.node.name, list(acknowledged)
         self.start()
 
     def run(self):
         for line in self.process.stdout:
             self.acknowledged.append(int(line))
         self.process.wait()
+
+    def check(self):
+        """It ended as it should."""
+        if self.process.returncode != 0:
+            with open(self.process.stderr_path, encoding="utf-8", errors="replace") as file:
+                raise AssertionError(f"{self.mine}: {file.read()[-2000:]}")
 
 
 class Mounts(unittest.TestCase):
@@ -198,7 +220,7 @@ class Mounts(unittest.TestCase):
         except AssertionError as error:
             raise AssertionError(f"{error}: {said}") from error
 
-    def test_three_mounts_of_one_tree_and_a_node_killed_in_the_middle(self):
+    def test_three_mounts_of_one_tree_and_nodes_killed_in_the_middle(self):
         seed = int(os.environ.get("SEED") or int.from_bytes(os.urandom(2), "little"))
         rng = random.Random(seed)
         tree = self.tree("-o", "replicas=2")
@@ -214,29 +236,13 @@ class Mounts(unittest.TestCase):
                     with open(mount.path(f"of-{number}", str(size)), "rb") as file:
                         self.assertEqual(file.read(), b"%d" % number * size)
 
-        dies = rng.randrange(3)
-        when = rng.randint(FILES // 10, FILES // 2)
-        print(f"SEED={seed}: {tree.nodes[dies].name} dies at its file {when}", flush=True)
-        dead = tree.trees[dies]
-        os.mkdir(dead.path("all"))
+        os.mkdir(tree.trees[0].path("all"))
         makers = [Maker(tree, mount, "all", 0, FILES) for mount in tree.trees]
-        killed = makers[dies]
-        wait_for(lambda: len(killed.acknowledged) > when, f"{when} files", 3600)
-        tree.kill_node_of(dead)
-        killed.join(harness.DEADLINE)
-        self.assertNotEqual(killed.process.returncode, 0)
-        made = len(killed.acknowledged)
-        others = [maker for maker in makers if maker is not killed]
-        so_far = [len(maker.acknowledged) for maker in others]
-        wait_for(lambda: all(len(maker.acknowledged) > min(before + FILES // 10, FILES - 1) for maker, before in zip(others, so_far)),
-                 "the others to go on", 3600)
-        tree.back(dead)
-        makers.append(Maker(tree, dead, "all", made, FILES))
+        for death in range(DEATHS):
+            self.let_die(tree, makers, rng.randrange(3), rng.choice(("node", "mount", "store")), rng.randint(FILES // 10, FILES // 2), seed)
         for maker in makers:
             maker.join(3600)
-            if maker is not killed and maker.process.returncode != 0:
-                with open(maker.process.stderr_path, encoding="utf-8", errors="replace") as file:
-                    self.fail(f"{maker.mine}: {file.read()[-2000:]}")
+            maker.check()
 
         acknowledged = {f"{maker.mine}-{number}" for maker in makers for number in maker.acknowledged}
         self.assertEqual(len(acknowledged), 3 * FILES)
@@ -244,19 +250,47 @@ class Mounts(unittest.TestCase):
             self.assertEqual(acknowledged - set(os.listdir(mount.path("all"))), set(), mount.node.name)
         wrong = []
         for number in range(FILES):
-            for maker in makers[:3]:
+            for maker in makers:
                 # Each mount reads a third, no one its own.
                 reader = tree.trees[(int(maker.mine[1:]) + number % 2) % 3]
-                with open(reader.path("all", f"{maker.mine}-{number}"), "rb") as file:
-                    if file.read() != content(maker.mine, number):
-                        wrong.append((maker.mine, number))
+                if patiently(reader.path("all", f"{maker.mine}-{number}")) != content(maker.mine, number):
+                    wrong.append((maker.mine, number))
         self.assertEqual(wrong, [])
         self.assert_clean(tree)
+        self.a_copy_serves_while_its_node_is_down_and_damage_is_healed_when_it_is_back(tree)
 
-    def test_a_copy_serves_while_its_node_is_down_and_damage_is_healed_when_it_is_back(self):
-        tree = self.tree("-o", "replicas=2")
-        one, two, three = tree.trees
-        tree.all_know_each_other()
+    def let_die(self, tree, makers, number, what, files, seed):
+        """Of the node `number`: all of it, its mount or its store, when its maker has made so many files more; and back it comes."""
+        dead, maker = tree.trees[number], makers[number]
+        print(f"SEED={seed}: {what} of {dead.node.name} dies after {files} files of {maker.mine}", flush=True)
+        before = len(maker.acknowledged)
+        wait_for(lambda: len(maker.acknowledged) > before + files or not maker.is_alive(), f"{files} files", 3600)
+        if what == "node":
+            tree.kill_node_of(dead)
+        elif what == "mount":
+            os.kill(dead.pid, signal.SIGKILL)
+            wait_for(lambda: not harness.alive(dead.pid), "the end of the mount")
+        else:
+            dead.node.kill()
+        others = [each for each in makers if each is not maker or what == "store"]
+        so_far = [len(each.acknowledged) for each in others]
+        wait_for(lambda: all(len(each.acknowledged) > count + FILES // 20 or not each.is_alive() for each, count in zip(others, so_far)),
+                 "the others to go on", 3600)
+        if what == "node":
+            tree.back(dead)
+        elif what == "mount":
+            dead.up()
+        else:
+            dead.node.start()
+            wait_for(dead.node.serves, f"{dead.node.name} to serve again")
+        if what != "store":
+            maker.join(harness.DEADLINE)
+            self.assertFalse(maker.is_alive())
+            first = maker.acknowledged[-1] + 1
+            makers[number] = Maker(tree, dead, "all", first, FILES, maker.acknowledged)
+
+    def a_copy_serves_while_its_node_is_down_and_damage_is_healed_when_it_is_back(self, tree):
+        two, three, one = tree.trees
         path, data = two.path("file"), os.urandom(3_000_000)
         with open(path, "wb") as file:
             file.write(data)
