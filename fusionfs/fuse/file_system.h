@@ -22,10 +22,10 @@
 #include <thread>
 
 #include "fusionfs/core/metadata.h"
-#include "fusionfs/core/patient_client.h"
 #include "fusionfs/data/stores.h"
 #include "fusionfs/fuse/file_locks.h"
 #include "fusionfs/fuse/inodes.h"
+#include "fusionfs/fuse/patient_client.h"
 
 namespace fusionfs {
 

@@ -1,5 +1,5 @@
 // Who waits how long for a store that does not answer.
-#include "fusionfs/core/patient_client.h"
+#include "fusionfs/fuse/patient_client.h"
 
 #include <gtest/gtest.h>
 

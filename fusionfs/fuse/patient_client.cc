@@ -1,4 +1,4 @@
-#include "fusionfs/core/patient_client.h"
+#include "fusionfs/fuse/patient_client.h"
 
 namespace fusionfs {
 
