@@ -277,6 +277,8 @@ class ClusterTest(unittest.TestCase):
             for _ in range(rounds(1, 20)):
                 for node in cluster.nodes[:rounds(2 if count == 5 else count, count)]:
                     node.stop()
+                    with open(node.log.name, encoding="utf-8") as log:  # it went without waiting for a time to be over
+                        self.assertNotIn("could be handed over", log.read())
                     marks = len(appends), len(lookups)
                     wait_for(lambda: len(appends) > marks[0] + 50 and len(lookups) > marks[1] + 50, "progress", SLOW)  # noqa: B023
                     if count == 5 and node is cluster.nodes[0]:

@@ -509,6 +509,66 @@ TEST_F(Balance, WhatHasADeadMemberIsLeftToRepair) {
     EXPECT_FALSE(member_at(views_[static_cast<std::uint32_t>(one.partition)], InstanceId{3})) << static_cast<std::uint32_t>(one.partition);
 }
 
+TEST_F(Balance, AMoveThatLacksItsLastStepIsFinished) {
+  place(4);
+  for (std::uint32_t p = 0; p < 9; p++) views_.push_back(view_of(1, {member(p % 3), member((p + 1) % 3)}, {member((p + 2) % 3)}));
+  views_[0].learners.push_back(member(3));  // its primary, instance 0, was to go, and has handed over
+  views_[0].primary = member(1);
+  options_.moving = {PartitionId{0}};
+  for (const Placed& one : balance(views_, places_, options_)) EXPECT_NE(one.partition, PartitionId{0}) << "a move that is under way";
+  options_.moving.clear();
+  auto goals = balance(views_, places_, options_);
+  ASSERT_FALSE(goals.empty());
+  EXPECT_EQ(goals[0].partition, PartitionId{0});
+  EXPECT_EQ(goals[0].goal.members.size(), 3u);
+  EXPECT_TRUE(std::count(goals[0].goal.members.begin(), goals[0].goal.members.end(), InstanceId{3})) << "the newcomer has fewest";
+  // From who leaves nothing more is moved to yet another when enough others have it.
+  options_.moving = {PartitionId{0}};
+  places_.push_back({InstanceId{4}, 4, false, true, 4});
+  places_[0].leaving = true;
+  goals = balance(views_, places_, options_);
+  EXPECT_EQ(goals[0].goal, (Goal{InstanceId{1}, {InstanceId{1}, InstanceId{2}, InstanceId{3}}}));
+}
+
+TEST_F(Balance, WhoHasNoRoomIsNotGivenMoreToLead) {
+  place(3);
+  fill(9, 1);  // led by the first, and nobody else
+  for (View& view : views_) view = view_of(1, {member(0), member(1)}, {member(2)});
+  places_[1].room = false;  // it would hand on what it is given, again and again
+  run();
+  EXPECT_EQ(primaries()[1], 0);
+  EXPECT_NEAR(primaries()[2], 4, 1);
+}
+
+TEST_F(Balance, WhoStopsHandsOverToThoseWhoHaveCopiesAndStay) {
+  place(4);
+  fill(4, 4);  // partition p at p, p + 1 and p + 2
+  views_.push_back(view_of(1, {member(0)}));
+  places_[0].stopping = true;
+  const auto goals = hand_over(views_, places_, 0);
+  ASSERT_EQ(goals.size(), 3u) << "one has no copy there, and of one there is no other copy";
+  for (const Placed& one : goals) EXPECT_EQ(one.goal.members.size(), 2u) << "nobody new";
+  EXPECT_EQ(goals[0].goal, (Goal{InstanceId{1}, {InstanceId{1}, InstanceId{2}}}));
+  EXPECT_EQ(goals[1].goal, (Goal{InstanceId{2}, {InstanceId{2}, InstanceId{3}}})) << "who leads goes on";
+  EXPECT_EQ(goals[1].partition, PartitionId{2});
+}
+
+TEST_F(Balance, TwoWhoStopAtOnceDoNotHandPartitionsToEachOther) {
+  place(4);
+  fill(4, 4);
+  views_.push_back(view_of(1, {member(0), member(1)}));
+  places_[0].stopping = places_[1].stopping = true;
+  for (std::uint64_t node : {0, 1}) {
+    const auto goals = hand_over(views_, places_, node);
+    EXPECT_EQ(goals.size(), 3u) << "not what both of them have alone";
+    for (const Placed& one : goals) EXPECT_GE(one.goal.primary, InstanceId{2});
+  }
+  places_[2].room = false;
+  EXPECT_EQ(hand_over(views_, places_, 1)[1].goal.primary, InstanceId{3}) << "rather to one with room";
+  places_.erase(places_.begin() + 3);
+  EXPECT_EQ(hand_over(views_, places_, 1)[1].goal.primary, InstanceId{2}) << "of those who live";
+}
+
 // --- gossip ---
 
 TEST(Manager, GossipFindsWhatABroadcastMissed) {
@@ -547,6 +607,11 @@ TEST(Manager, GossipFindsWhatABroadcastMissed) {
   }
   run(20);
   EXPECT_EQ(said, 0);  // settled: nothing is compared any more
+  // Who stops is no place for a copy from that moment on: no other primary takes it in again while it empties.
+  managers[2]->self().stopping = true;
+  managers[2]->announce();
+  for (const ManagerMessage& message : managers[2]->take_messages()) managers[static_cast<std::size_t>(message.to)]->on_message(message, now);
+  for (auto& manager : managers) EXPECT_EQ(manager->candidates(now).size(), 4u);
 }
 
 // On a machine with too much to do every answer is late: then no view ever changed, for all wishes were thrown away meanwhile.

@@ -132,6 +132,7 @@ void Cluster::set_left() {
   NodeInfo& self = manager_->self();
   self.leaving = true;
   self.instances.clear();
+  manager_->announce();
 }
 
 void Cluster::on_message(const ManagerMessage& message, base::Time now) {
@@ -192,7 +193,8 @@ Result<Cluster::Step> Cluster::step(base::Time now) {
   }
   std::uint64_t seen = 0;
   for (const auto& [info, lives] : manager_->acquaintances(now))
-    seen += base::hash64(info->about, id(info->node)) + (info->leaving && info->instances.empty());
+    seen += base::hash64(info->about, id(info->node)) ^ std::uint64_t{info->instances.empty()} << 3 ^
+            std::uint64_t{info->leaving} << 2 ^ std::uint64_t{info->stopping} << 1 ^ std::uint64_t{info->room};
   step.table_changed = !step.views.empty() || std::exchange(nodes_seen_, seen) != seen;
   note_keepers();
   if (failed_ && !std::exchange(told_failure_, true)) return *failed_;

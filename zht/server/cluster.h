@@ -47,11 +47,15 @@ class Cluster {
   void tick(base::Time now);
   // What this node tells of itself.
   void introduce(const wire::NodeAbout& about);
-  void set_leaving(bool leaving) { manager_->self().leaving = leaving; }
-  void set_room(bool room) { manager_->self().room = room; }
+  // ... and, as others should know it soon, at once.
+  void set_leaving() { manager_->self().leaving = true, manager_->announce(); }
+  void set_room(bool room) { manager_->self().room = room, manager_->announce(); }
+  void set_stopping() { manager_->self().stopping = true, manager_->announce(); }
   void set_left();  // emptied: others need not think of it any more
   // A number for a node that wants to join; nothing as long as none is decided, and then this is to be asked again.
   std::optional<std::uint64_t> enrol(std::uint64_t uid);
+  // What empties this node, for a while, of what others have copies of.
+  std::vector<replication::Placed> hand_over(base::Time now) const { return manager_->hand_over(now); }
   // Where a partition shall be, told to whoever leads it.
   void send_goal(const replication::Placed& goal);
 

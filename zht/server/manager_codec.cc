@@ -76,6 +76,7 @@ void put(wire::NodeInfo& to, const NodeInfo& info) {
   to.set_room(info.room);
   to.set_leaving(info.leaving);
   to.set_about(info.about);
+  to.set_stopping(info.stopping);
 }
 NodeInfo get(const wire::NodeInfo& from) {
   NodeInfo info;
@@ -86,6 +87,7 @@ NodeInfo get(const wire::NodeInfo& from) {
   info.room = from.room();
   info.leaving = from.leaving();
   info.about = from.about();
+  info.stopping = from.stopping();
   return info;
 }
 

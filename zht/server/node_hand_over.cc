@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <asio/post.hpp>
-#include <set>
 #include <utility>
 
 // Partitions go elsewhere: because someone wishes it, because this node ends for a while, because it leaves.
@@ -50,43 +49,27 @@ void Node::Parts::stop() {
     services->stop_all();
     loop.post([this] {
       constexpr auto kLongestHandOver = std::chrono::seconds(8);
-      cluster->set_room(false);
+      cluster->set_stopping();
       hand_over_until = clock.now() + kLongestHandOver;
       loop.every(std::chrono::milliseconds(20), [this] { hand_over(); });
     });
   });
 }
 
-// Wishes every partition with a copy here onto the members elsewhere, until none is left here or it takes too long.
+// Wishes every partition with a copy here onto the members elsewhere, until none is left here or it takes too long. It is a walk of
+// several views (another leads, a learner becomes synchronous, the copy here goes): each time it is said to whoever leads now.
 void Node::Parts::hand_over() {
   const base::Time now = clock.now();
-  const std::uint32_t first = first_instance(identity.number);
-  const auto is_mine = [&](replication::Member one) {
-    return static_cast<std::uint32_t>(one.instance) - first < identity.instance_count;
-  };
-  std::set<std::uint64_t> living;
-  for (const auto& [info, lives] : cluster->nodes(now))
-    if (lives) living.insert(static_cast<std::uint64_t>(info->node));
-  std::size_t left = 0;
-  const bool say = now >= next_goals;
-  if (say) next_goals = now + std::chrono::milliseconds(400);
-  for (std::uint32_t p = 0; p < identity.partition_count; p++) {
-    const replication::View& view = cluster->view(PartitionId{p});
-    replication::Placed placed{PartitionId{p}, {view.primary.instance, {}}};
-    bool here = false;
-    for (const replication::Members* members : {&view.sync, &view.learners})
-      for (replication::Member one : *members) {
-        if (is_mine(one)) here = true;
-        else if (living.contains(node_of(one.instance))) placed.goal.members.push_back(one.instance);
-      }
-    if (!here || placed.goal.members.empty()) continue;
-    left++;
-    if (!say) continue;
-    if (is_mine(view.primary) || !living.contains(node_of(view.primary.instance))) placed.goal.primary = placed.goal.members.front();
-    cluster->send_goal(placed);
+  const auto goals = cluster->hand_over(now);
+  const bool all = now >= next_goals;  // what was said may be lost
+  if (all) next_goals = now + std::chrono::milliseconds(200);
+  for (const replication::Placed& one : goals) {
+    Epoch& said = handed_over[one.partition];
+    const Epoch epoch = cluster->view(one.partition).epoch;
+    if (std::exchange(said, epoch) != epoch || all) cluster->send_goal(one);
   }
-  if (left > 0 && now < hand_over_until) return pump_soon();
-  if (left > 0) logger().warn("not everything could be handed over in time", {{"partitions", left}});
+  if (!goals.empty() && now < hand_over_until) return pump_soon();
+  if (!goals.empty()) logger().warn("not everything could be handed over in time", {{"partitions", goals.size()}});
   loop.stop();
 }
 

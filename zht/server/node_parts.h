@@ -72,6 +72,7 @@ struct Node::Parts final : net::FrameHandler {
   base::Time next_look{};
   bool pump_wanted = false, leaving = false;
   base::Time hand_over_until{}, next_goals{}, left_at{};
+  std::map<PartitionId, Epoch> handed_over;  // the views for which goals were said
   asio::thread_pool pool{1};  // syncs, and the end of services
   std::vector<std::unique_ptr<InstanceThread>> instances;
   net::EventLoop loop;

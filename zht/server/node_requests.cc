@@ -56,7 +56,8 @@ void Node::Parts::on_frame(net::ConnectionNumber from, const wire::Frame& frame,
     case wire::ControlKind::leave: {
       if (cluster->alone(clock.now())) return reply(Code::invalid, "this node is alone; what it holds is nowhere else", {});
       leaving = true;
-      cluster->set_leaving(true);
+      cluster->set_leaving();
+      pump_soon();
       logger().info("asked to leave", {{"node", identity.number}});
       return reply(Code::ok, {}, {});
     }

@@ -32,7 +32,7 @@ class Plan {
 
   std::vector<Placed> make() {
     for (std::size_t p = 0; p < goals_.size() && moves_ < options_.moves; p++) empty_leaving(p);
-    for (std::size_t p = 0; options_.trim && p < goals_.size() && moves_ < options_.moves; p++) trim(p);
+    for (std::size_t p = 0; p < goals_.size() && moves_ < options_.moves; p++) trim(p);
     while (moves_ < options_.moves && even_copies()) moves_++;
     for (std::size_t p = 0; p < goals_.size() && moves_ < options_.moves; p++) even_primary(p);
     std::vector<Placed> out;
@@ -88,23 +88,30 @@ class Plan {
     primaries_[goal.primary]++;
   }
 
+  // Its primary has the rest of the way in mind, and would take it along.
+  bool moves(std::size_t p) const { return now_[p].members.size() > std::max<std::size_t>(options_.copies, 1); }
+
   void empty_leaving(std::size_t p) {
     Goal& goal = goals_[p];
     for (InstanceId one : Goal(goal).members) {
       const Place* const place = find(one);
       if (place == nullptr || !place->leaving) continue;
-      if (const Place* const to = replacement(goal, one)) replace(goal, one, to->instance);
+      // With enough of others the move that was begun is finished; another would only make one more copy.
+      if (goal.members.size() > std::max<std::size_t>(options_.copies, 1)) drop(goal, one);
+      else if (const Place* const to = replacement(goal, one)) replace(goal, one, to->instance);
       else if (goal.members.size() > 1) drop(goal, one);  // fewer nodes than copies: do without
     }
     moves_ += goal != now_[p];
   }
-  // A move that was not finished has left a copy too many: the last that came goes.
+  // A move that was not finished has left a copy too many: one goes from where most are, of several the last that came.
   void trim(std::size_t p) {
     Goal& goal = goals_[p];
-    if (!movable_[p] || goal != now_[p]) return;
+    if (!movable_[p] || goal != now_[p] || options_.moving.contains(PartitionId{static_cast<std::uint32_t>(p)})) return;
     while (goal.members.size() > std::max<std::size_t>(options_.copies, 1)) {
-      const auto surplus = std::find_if(goal.members.rbegin(), goal.members.rend(), [&](InstanceId one) { return one != goal.primary; });
-      drop(goal, *surplus);
+      InstanceId surplus = goal.primary;
+      for (InstanceId one : goal.members)
+        if (one != goal.primary && (surplus == goal.primary || copies_[one] >= copies_[surplus])) surplus = one;
+      drop(goal, surplus);
     }
     moves_ += goal != now_[p];
   }
@@ -135,7 +142,7 @@ class Plan {
   bool move_one(const Place* most, const Place* least) {
     for (std::size_t p = 0; p < goals_.size(); p++) {
       Goal& goal = goals_[p];
-      if (!movable_[p] || goal != now_[p] || !has(goal, most->instance) || has(goal, least->instance)) continue;
+      if (!movable_[p] || goal != now_[p] || moves(p) || !has(goal, most->instance) || has(goal, least->instance)) continue;
       if (shares_node(goal, least->node, most->instance)) continue;
       // Evenness is not worth two copies on one rack.
       if (shares_rack(goal, least->rack, most->instance) && !shares_rack(goal, most->rack, most->instance)) continue;
@@ -147,11 +154,13 @@ class Plan {
 
   void even_primary(std::size_t p) {
     Goal& goal = goals_[p];
-    if (!movable_[p] || goal != now_[p]) return;
+    if (!movable_[p] || goal != now_[p] || moves(p)) return;
     InstanceId best = goal.primary;
     for (InstanceId one : goal.members) {
       const Place* const place = find(one);
-      if (place != nullptr && !place->leaving && primaries_[one] + 1 < primaries_[goal.primary] && primaries_[one] < primaries_[best]) best = one;
+      // One without room could change nothing, and would hand it on.
+      const bool may = place != nullptr && !place->leaving && place->room;
+      if (may && primaries_[one] + 1 < primaries_[goal.primary] && primaries_[one] < primaries_[best]) best = one;
     }
     if (best == goal.primary) return;
     primaries_[goal.primary]--;
@@ -172,6 +181,36 @@ class Plan {
 
 std::vector<Placed> balance(std::span<const View> views, std::span<const Place> places, const BalanceOptions& options) {
   return Plan(views, places, options).make();
+}
+
+std::vector<Placed> hand_over(std::span<const View> views, std::span<const Place> places, std::uint64_t node) {
+  std::map<InstanceId, const Place*> by_instance;
+  for (const Place& one : places) by_instance[one.instance] = &one;
+  const auto place_of = [&](InstanceId instance) {
+    const auto found = by_instance.find(instance);
+    return found == by_instance.end() ? nullptr : found->second;
+  };
+  std::vector<Placed> out;
+  for (std::size_t p = 0; p < views.size(); p++) {
+    Placed placed{PartitionId{static_cast<std::uint32_t>(p)}, {views[p].primary.instance, {}}};
+    bool here = false;
+    const Place* heir = nullptr;
+    const auto rank = [](const Place& one) { return std::tuple(one.leaving, !one.room); };
+    for (const Members* members : {&views[p].sync, &views[p].learners})
+      for (Member one : *members) {
+        const Place* const place = place_of(one.instance);
+        if (place == nullptr) continue;
+        here = here || place->node == node;
+        if (place->node == node) continue;
+        placed.goal.members.push_back(one.instance);
+        if (!place->stopping && (heir == nullptr || rank(*place) < rank(*heir))) heir = place;
+      }
+    if (!here || heir == nullptr) continue;
+    const Place* const primary = place_of(placed.goal.primary);
+    if (primary == nullptr || primary->node == node || primary->stopping) placed.goal.primary = heir->instance;
+    out.push_back(std::move(placed));
+  }
+  return out;
 }
 
 }  // namespace zht::replication

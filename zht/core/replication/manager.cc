@@ -68,13 +68,12 @@ void Manager::ended(NodeId node, const Members& members, bool out) {
 // Said again every so often: a keeper may have ended with it, or be busy with another change.
 void Manager::count_out() {
   constexpr auto kAgain = std::chrono::milliseconds(30);
-  const auto partitions = std::span(views_).first(std::min<std::size_t>(views_.size(), options_.partitions));
   std::erase_if(ended_, [&](Ended& one) {
     if (now_ >= one.until) return true;
     if (now_ < one.next) return false;
     one.next = now_ + kAgain;
-    for (std::uint32_t p = 0; p < partitions.size(); p++)
-      if (is_member(partitions[p], one.member)) wish({PartitionId{p}, {Change::Kind::exited, partitions[p].epoch, one.member, one.member, {}}});
+    for (std::uint32_t p = 0; p < partitions().size(); p++)
+      if (is_member(views_[p], one.member)) wish({PartitionId{p}, {Change::Kind::exited, views_[p].epoch, one.member, one.member, {}}});
     return false;
   });
 }
@@ -173,15 +172,40 @@ void Manager::gossip(base::Time now) {
   std::vector<NodeId> others;
   for (const auto& [node, known] : nodes_)
     if (node != options_.self) others.push_back(node);
-  for (int i = 0; i < 2 && !others.empty(); i++) {
-    ManagerMessage& message = message_to(others[random_.below(others.size())]);
-    message.nodes.clear();
-    for (const auto& [node, known] : nodes_)
-      if (known.info.heartbeat > 0) message.nodes.push_back(known.info);
-    message.digest = digest();
-    message.config = options_.config;
-    message.keepers = options_.keepers;
+  std::vector<NodeInfo> infos;
+  for (const auto& [node, known] : nodes_)
+    if (known.info.heartbeat > 0) infos.push_back(known.info);
+  for (int i = 0; i < 2 && !others.empty(); i++) gossip_to(others[random_.below(others.size())], infos);
+}
+
+void Manager::gossip_to(NodeId node, std::vector<NodeInfo> nodes) {
+  ManagerMessage& message = message_to(node);
+  message.nodes = std::move(nodes);
+  message.digest = digest();
+  message.config = options_.config;
+  message.keepers = options_.keepers;
+}
+
+void Manager::announce() {
+  NodeInfo& me = self();
+  me.heartbeat++;
+  for (const auto& [node, known] : nodes_)
+    if (node != options_.self) gossip_to(node, {me});
+}
+
+std::vector<Place> Manager::places(base::Time now) const {
+  std::vector<Place> places;
+  for (const auto& [node, known] : nodes_) {
+    const NodeInfo& info = known.info;
+    if (node != options_.self && !lives(known, now)) continue;
+    for (Member one : info.instances)
+      places.push_back({one.instance, info.rack, info.leaving, info.room && !info.stopping, static_cast<std::uint64_t>(node), info.stopping});
   }
+  return places;
+}
+
+std::vector<Placed> Manager::hand_over(base::Time now) const {
+  return replication::hand_over(partitions(), places(now), static_cast<std::uint64_t>(options_.self));
 }
 
 bool Manager::set_keepers(std::uint64_t config, std::vector<NodeId> keepers) {
@@ -195,6 +219,25 @@ bool Manager::lives(const Known& known, base::Time now) const {
   return known.heard != base::Time{} && now - known.heard < options_.dead;
 }
 
+// The primary that was told where a partition goes has perhaps handed it on, with the rest of the way still to go; the next knows
+// nothing of that. A view that stays as it is with a copy too many is such a one.
+std::set<PartitionId> Manager::moving(base::Time now) {
+  constexpr auto kAtRest = std::chrono::seconds(2);
+  std::set<PartitionId> moving;
+  std::map<PartitionId, Surplus> surplus;
+  for (std::uint32_t p = 0; p < partitions().size(); p++) {
+    const View& view = views_[p];
+    if (view.sync.size() + view.learners.size() <= options_.balancing.copies) continue;
+    const auto known = surplus_.find(PartitionId{p});
+    const bool same = known != surplus_.end() && known->second.epoch == view.epoch;
+    const base::Time since = same ? known->second.since : now;
+    surplus[PartitionId{p}] = {view.epoch, since};
+    if (now - since < kAtRest) moving.insert(PartitionId{p});
+  }
+  surplus_ = std::move(surplus);
+  return moving;
+}
+
 void Manager::plan(base::Time now) {
   // The living keeper with the lowest id; two at once do no harm.
   for (NodeId keeper : options_.keepers) {
@@ -202,17 +245,9 @@ void Manager::plan(base::Time now) {
     if (keeper < options_.self && known != nodes_.end() && lives(known->second, now)) return;
   }
   if (std::find(options_.keepers.begin(), options_.keepers.end(), options_.self) == options_.keepers.end()) return;
-  std::vector<Place> places;
-  for (const auto& [node, known] : nodes_) {
-    if (!lives(known, now)) continue;
-    for (Member one : known.info.instances)
-      places.push_back({one.instance, known.info.rack, known.info.leaving, known.info.room, static_cast<std::uint64_t>(node)});
-  }
   BalanceOptions balancing = options_.balancing;
-  balancing.trim = now >= next_trim_;
-  if (balancing.trim) next_trim_ = now + std::chrono::seconds(15);
-  const auto partitions = std::span(views_).first(std::min<std::size_t>(views_.size(), options_.partitions));
-  for (const Placed& one : balance(partitions, places, balancing)) send_goal(one);
+  balancing.moving = moving(now);
+  for (const Placed& one : balance(partitions(), places(now), balancing)) send_goal(one);
 }
 
 void Manager::send_goal(const Placed& goal) {
@@ -247,7 +282,7 @@ std::vector<Manager::Acquaintance> Manager::acquaintances(base::Time now) const 
 std::vector<Candidate> Manager::candidates(base::Time now) const {
   std::vector<Candidate> out;
   for (const auto& [node, known] : nodes_) {
-    if (!lives(known, now) || known.info.leaving || !known.info.room) continue;
+    if (!lives(known, now) || known.info.leaving || known.info.stopping || !known.info.room) continue;
     for (Member one : known.info.instances) out.push_back({one, known.info.rack, static_cast<std::uint64_t>(node)});
   }
   return out;

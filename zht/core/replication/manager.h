@@ -22,6 +22,7 @@ struct NodeInfo {
   bool room = true;      // its disk takes more
   bool leaving = false;  // wants to be emptied
   std::string about;     // what else it tells of itself: the embedder's business
+  bool stopping = false; // ends for a while: no place for a copy, and nothing shall be led there
 };
 
 struct ManagerMessage {
@@ -74,6 +75,10 @@ class Manager {
   // later life. `out`: its instances are to be counted out of every view without waiting; one manager's business.
   void ended(NodeId node, const Members& members, bool out);
   void send_goal(const Placed& goal);           // to the node of the partition's primary; forgotten when that is not known
+  // All others hear at once what this node says of itself now, rather than one after another by gossip.
+  void announce();
+  // Goals that empty this node of what others have copies of (balancer.h).
+  std::vector<Placed> hand_over(base::Time now) const;
   void tick(base::Time now);
   std::vector<ManagerMessage> take_messages();
   std::vector<PartitionId> take_news() { return std::exchange(news_, {}); }   // for the instances and the keeper here
@@ -111,6 +116,10 @@ class Manager {
   void answered(NodeId keeper, base::Time now);
   void compare(const ManagerMessage& message);
   void gossip(base::Time now);
+  void gossip_to(NodeId node, std::vector<NodeInfo> nodes);
+  std::span<const View> partitions() const { return std::span(views_).first(std::min<std::size_t>(views_.size(), options_.partitions)); }
+  std::vector<Place> places(base::Time now) const;  // that live
+  std::set<PartitionId> moving(base::Time now);
   void plan(base::Time now);
   bool lives(const Known& known, base::Time now) const;
   std::uint64_t digest() const;
@@ -126,6 +135,12 @@ class Manager {
     Epoch base{0};
     std::size_t count = 0;
   };
+  // By the planner: of what has a copy too many the view, and since when it is that.
+  struct Surplus {
+    Epoch epoch{0};
+    base::Time since{};
+  };
+  std::map<PartitionId, Surplus> surplus_;
   std::unordered_map<std::uint32_t, Tries> tries_;  // of wishes that are not granted yet, by partition
   // Keepers: when they were heard themselves, and what they will be told when they answer.
   struct Door {
@@ -143,7 +158,7 @@ class Manager {
     base::Time until, next{};
   };
   std::vector<Ended> ended_;
-  base::Time now_{}, next_gossip_{}, next_plan_{}, next_trim_{};
+  base::Time now_{}, next_gossip_{}, next_plan_{};
 };
 
 }  // namespace zht::replication

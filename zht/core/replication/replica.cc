@@ -879,6 +879,20 @@ void Replica::tick_primary() {
   if (goal_ && view_.sync.size() >= timing.sync_copies) want_goal();
 }
 
+// A copy that takes long looks as one too many to who plans: it is not turned back for evenness' sake.
+void Replica::set_goal(Goal goal) {
+  const auto has = [](const Goal& one, InstanceId instance) {
+    return std::find(one.members.begin(), one.members.end(), instance) != one.members.end();
+  };
+  const bool drops = goal.primary == view_.primary.instance && std::all_of(goal.members.begin(), goal.members.end(), [&](InstanceId one) {
+    return member_at(view_, one).has_value();
+  });
+  const bool turns_back = std::any_of(followers_.begin(), followers_.end(), [&](const auto& one) {
+    return one.second.snapshot && goal_ && has(*goal_, one.first.instance) && !has(goal, one.first.instance);
+  });
+  if (!drops || !turns_back) goal_ = std::move(goal);
+}
+
 // The next step towards the goal, if there is one to take now.
 void Replica::want_goal() {
   const auto wanted = [&](InstanceId instance) {

@@ -161,7 +161,8 @@ class Replica {
   void hold(Held held);
   // Shows what may be shown. `host.now()` must be read after the values were.
   void release();
-  void set_goal(std::optional<Goal> goal) { goal_ = std::move(goal); }
+  // Not taken: a goal that only drops a member whom the present one wants, and to whom data are under way.
+  void set_goal(Goal goal);
 
   // --- any member: reads of what is committed, perhaps not the newest ---
   bool reads_eventually() const;
