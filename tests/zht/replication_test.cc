@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <deque>
 #include <map>
 #include <set>
 
@@ -234,6 +235,11 @@ class Keepers : public testing::Test {
     const auto is_cut = [&](NodeId node) { return std::find(cut.begin(), cut.end(), static_cast<std::uint64_t>(node)) != cut.end(); };
     for (int i = 0; i < 200; i++) {
       now_ += std::chrono::milliseconds(10);
+      for (; !under_way_.empty() && under_way_.front().at <= now_; under_way_.pop_front()) {
+        const UnderWay& one = under_way_.front();
+        const auto to = boxes_.find(static_cast<std::uint64_t>(one.send.to));
+        if (!is_cut(one.send.to) && to != boxes_.end()) to->second.keeper->on(one.from, one.send.messages, now_);
+      }
       for (auto& [number, box] : boxes_) {
         if (is_cut(NodeId{number})) continue;
         box.keeper->tick(now_);
@@ -241,8 +247,7 @@ class Keepers : public testing::Test {
         ASSERT_TRUE(sends);
         for (const KeeperSend& send : *sends) {
           messages_++;
-          const auto to = boxes_.find(static_cast<std::uint64_t>(send.to));
-          if (!is_cut(send.to) && to != boxes_.end()) to->second.keeper->on(NodeId{number}, send.messages, now_);
+          under_way_.push_back({now_ + delay_, NodeId{number}, send});
         }
       }
     }
@@ -264,6 +269,13 @@ class Keepers : public testing::Test {
     std::unique_ptr<Keeper> keeper;
   };
   std::map<std::uint64_t, Box> boxes_;
+  struct UnderWay {
+    base::Time at;
+    NodeId from;
+    KeeperSend send;
+  };
+  std::deque<UnderWay> under_way_;
+  base::Duration delay_{};
   base::Time now_{std::chrono::hours(1)};
   int messages_ = 0;
 };
@@ -317,6 +329,23 @@ TEST_F(Keepers, OfTwoWishesForOneEpochOneIsGranted) {
   settle();
   EXPECT_TRUE(view(0, 4) == "2: 1.1* | 2.1" || view(0, 4) == "2: 0.1* | 2.1") << view(0, 4);
   for (std::uint64_t i = 1; i < 3; i++) EXPECT_EQ(view(i, 4), view(0, 4));
+}
+
+// On a slow network, or with slow disks, a proposal takes longer than its patience; it was begun anew each time, and never ended.
+TEST_F(Keepers, DecideHoweverSlowTheWayBetweenThemIs) {
+  delay_ = std::chrono::milliseconds(200);
+  wish(0, 4, {Kind::promote, Epoch{1}, member(1), member(1), {}});
+  settle();
+  for (std::uint64_t i = 0; i < 3; i++) EXPECT_EQ(view(i, 4), "2: 1.1* | 2.1");
+  EXPECT_LT(messages_, 60);
+}
+
+TEST_F(Keepers, SlowOnesThatAreAllAskedLetOneFinish) {
+  delay_ = std::chrono::milliseconds(100);
+  for (std::uint32_t p = 0; p < 100; p++)
+    for (std::uint64_t i = 0; i < 3; i++) wish(i, p, {Kind::promote, Epoch{1}, member(1), member(1), {}});
+  for (int i = 0; i < 3; i++) settle();
+  for (std::uint32_t p = 0; p < 100; p++) EXPECT_EQ(view(1, p), "2: 1.1* | 2.1") << p;
 }
 
 TEST_F(Keepers, AMajorityIsNeededAndEnough) {

@@ -107,12 +107,8 @@ void Keeper::on(NodeId from, const KeeperMessage& message, base::Time now) {
       if (message.view) learn(message.partition, *message.view);
       return;
     case Kind::prepare: return on_prepare(from, message);
-    case Kind::promise: return on_promise(from, message);
-    case Kind::refuse: {
-      std::uint64_t& round = rounds_[static_cast<std::uint32_t>(message.partition)];
-      round = std::max(round, message.ballot.round);
-      return;
-    }
+    case Kind::promise: return on_promise(from, message, now);
+    case Kind::refuse: return on_refuse(message, now);
     case Kind::accept: return on_accept(from, message);
     case Kind::accepted: return on_accepted(from, message);
   }
@@ -127,10 +123,10 @@ void Keeper::on_change(NodeId from, const KeeperMessage& message, base::Time now
   }
   if (!next_of(message.partition, message.change)) return tell(from, message.partition);
   // One at a time: whoever wished for another change will wish again, for the view that comes of this one.
-  if (!proposals_.contains(static_cast<std::uint32_t>(message.partition))) propose(message.partition, message.change, now);
+  if (!proposals_.contains(static_cast<std::uint32_t>(message.partition))) propose(message.partition, message.change, now, now);
 }
 
-void Keeper::propose(PartitionId partition, const Change& change, base::Time now) {
+void Keeper::propose(PartitionId partition, const Change& change, base::Time begun, base::Time now) {
   const auto number = static_cast<std::uint32_t>(partition);
   const Register& state = at(partition);
   std::uint64_t& round = rounds_[number];
@@ -139,18 +135,40 @@ void Keeper::propose(PartitionId partition, const Change& change, base::Time now
   proposal.change = change;
   proposal.epoch = next(state.current.epoch);
   proposal.ballot = {round, options_.self};
-  const auto retry = static_cast<std::uint64_t>(options_.retry.count());
-  proposal.deadline = now + options_.retry + base::Duration(random_.below(2 * retry));
-  KeeperMessage prepare = about(Kind::prepare, partition);
-  prepare.ballot = proposal.ballot;
-  send_to_keepers(prepare);
+  proposal.begun = begun;
+  say(partition, proposal, now);
+}
+
+// To those who have not answered. With the same ballot, however long they take: where a message and a sync take longer than any
+// patience here, ballot after ballot would come too early for the one before, and nothing would ever be decided.
+void Keeper::say(PartitionId partition, Proposal& proposal, base::Time now) {
+  KeeperMessage message = about(proposal.phase == Proposal::Phase::prepare ? Kind::prepare : Kind::accept, partition);
+  message.ballot = proposal.ballot;
+  message.view = proposal.value;
+  for (NodeId keeper : options_.keepers)
+    if (!proposal.votes.contains(keeper)) send(keeper, message);
+  const base::Duration wait = options_.retry * (1u << std::min(proposal.said++, 2u));
+  proposal.deadline = now + wait + base::Duration(random_.below(2 * static_cast<std::uint64_t>(wait.count())));
+}
+
+// Another keeper proposes too: it is let finish, for about as long as that seems to take here.
+void Keeper::on_refuse(const KeeperMessage& message, base::Time now) {
+  const auto number = static_cast<std::uint32_t>(message.partition);
+  std::uint64_t& round = rounds_[number];
+  round = std::max(round, message.ballot.round);
+  const auto found = proposals_.find(number);
+  if (found == proposals_.end() || found->second.epoch != message.epoch || found->second.ballot >= message.ballot) return;
+  Proposal& proposal = found->second;
+  if (std::exchange(proposal.refused, true)) return;
+  const auto tried = static_cast<std::uint64_t>(std::max(now - proposal.begun, options_.retry).count());
+  proposal.deadline = now + base::Duration(random_.below(2 * tried));
 }
 
 void Keeper::on_prepare(NodeId from, const KeeperMessage& message) {
   if (!is_open(from, message)) return;
   Register& state = at(message.partition);
-  const bool yes = message.ballot > state.promised;
-  if (yes) {
+  const bool yes = message.ballot >= state.promised;
+  if (message.ballot > state.promised) {
     state.promised = message.ballot;
     dirty_.insert(message.partition);
   }
@@ -161,7 +179,7 @@ void Keeper::on_prepare(NodeId from, const KeeperMessage& message) {
   send(from, std::move(answer));
 }
 
-void Keeper::on_promise(NodeId from, const KeeperMessage& message) {
+void Keeper::on_promise(NodeId from, const KeeperMessage& message, base::Time now) {
   Proposal* const proposal = proposal_of(message, Proposal::Phase::prepare);
   if (proposal == nullptr) return;
   if (message.view && message.accepted_at > proposal->best_at) {
@@ -175,16 +193,18 @@ void Keeper::on_promise(NodeId from, const KeeperMessage& message) {
   CHECK(proposal->value.has_value(), "the register has not moved since the change was checked");
   proposal->phase = Proposal::Phase::accept;
   proposal->votes.clear();
-  KeeperMessage accept = about(Kind::accept, message.partition);
-  accept.ballot = proposal->ballot;
-  accept.view = proposal->value;
-  send_to_keepers(accept);
+  proposal->said = 0;
+  say(message.partition, *proposal, now);
 }
 
 void Keeper::on_accept(NodeId from, const KeeperMessage& message) {
   if (!message.view || !is_open(from, message)) return;
   Register& state = at(message.partition);
-  if (message.ballot < state.promised) return;
+  if (message.ballot < state.promised) {
+    KeeperMessage refusal = about(Kind::refuse, message.partition);
+    refusal.ballot = state.promised;
+    return send(from, std::move(refusal));
+  }
   state.promised = state.accepted_at = message.ballot;
   state.accepted = message.view;
   dirty_.insert(message.partition);
@@ -242,11 +262,15 @@ void Keeper::learn(PartitionId partition, const View& view) {
 
 void Keeper::tick(base::Time now) {
   if (failed_) return;
-  std::vector<std::pair<std::uint32_t, Change>> again;
+  std::vector<std::uint32_t> again;
   for (const auto& [partition, proposal] : proposals_)
-    if (now >= proposal.deadline) again.emplace_back(partition, proposal.change);
-  std::sort(again.begin(), again.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-  for (const auto& [partition, change] : again) propose(PartitionId{partition}, change, now);
+    if (now >= proposal.deadline) again.push_back(partition);
+  std::sort(again.begin(), again.end());
+  for (std::uint32_t partition : again) {
+    Proposal& proposal = proposals_[partition];
+    if (proposal.refused) propose(PartitionId{partition}, Change(proposal.change), proposal.begun, now);
+    else say(PartitionId{partition}, proposal, now);
+  }
 }
 
 Result<std::vector<KeeperSend>> Keeper::end_round(base::Time now) {
@@ -266,10 +290,6 @@ Result<std::vector<KeeperSend>> Keeper::end_round(base::Time now) {
     if (const auto own = sends.find(options_.self); own != sends.end()) on(options_.self, own->second, now);
   }
   return out;
-}
-
-void Keeper::send_to_keepers(const KeeperMessage& message) {
-  for (NodeId keeper : options_.keepers) send(keeper, message);
 }
 
 void Keeper::tell(NodeId to, PartitionId partition) {

@@ -49,7 +49,7 @@ struct KeeperMessage {
     prepare,   // keeper to keeper, about `epoch`: promise `ballot`?
     promise,   // ... yes, and the highest acceptance so far was `view` at `accepted_at`
     refuse,    // ... no, `ballot` is promised
-    accept,    // accept `view` at `ballot`?
+    accept,    // accept `view` at `ballot`? If that is not promised any more: refuse
     accepted,  // ... done
     last = accepted
   };
@@ -96,7 +96,8 @@ class StoredRegisters final : public RegisterStore {
 struct KeeperOptions {
   NodeId self{0};
   std::vector<NodeId> keepers;  // self among them
-  base::Duration retry = std::chrono::milliseconds(30);  // a proposal is begun anew after this, and up to as much again
+  // What was not answered after this, and up to twice as much again, is said again; later after four times that.
+  base::Duration retry = std::chrono::milliseconds(30);
   Defects defects;
   // After these comes the register of numbers (next_enrolment()), and then that of who keeps (next_keepers()).
   std::uint32_t partitions = ~std::uint32_t{0} - 1;
@@ -130,15 +131,20 @@ class Keeper {
     Ballot ballot, best_at;
     std::optional<View> best, value;
     std::set<NodeId> votes;
+    // Since when it is tried, with whatever ballot; how often this was said, and when it is to be said again.
+    base::Time begun{};
+    unsigned said = 0;
     base::Time deadline{};
+    bool refused = false;  // then: with a higher ballot
   };
 
   const Register& at(PartitionId partition) const { return registers_[static_cast<std::uint32_t>(partition)]; }
   Register& at(PartitionId partition) { return registers_[static_cast<std::uint32_t>(partition)]; }
   void on(NodeId from, const KeeperMessage& message, base::Time now);
   void on_change(NodeId from, const KeeperMessage& message, base::Time now);
+  void on_refuse(const KeeperMessage& message, base::Time now);
   void on_prepare(NodeId from, const KeeperMessage& message);
-  void on_promise(NodeId from, const KeeperMessage& message);
+  void on_promise(NodeId from, const KeeperMessage& message, base::Time now);
   void on_accept(NodeId from, const KeeperMessage& message);
   void on_accepted(NodeId from, const KeeperMessage& message);
   // Whether `message` is no vote, or one in this configuration; whoever is behind is helped up.
@@ -147,10 +153,10 @@ class Keeper {
   bool is_open(NodeId from, const KeeperMessage& message);
   std::optional<View> next_of(PartitionId partition, const Change& change) const;
   Proposal* proposal_of(const KeeperMessage& message, Proposal::Phase phase);
-  void propose(PartitionId partition, const Change& change, base::Time now);
+  void propose(PartitionId partition, const Change& change, base::Time begun, base::Time now);
+  void say(PartitionId partition, Proposal& proposal, base::Time now);
   void learn(PartitionId partition, const View& view);
   void send(NodeId to, KeeperMessage message) { sends_[to].push_back(std::move(message)); }
-  void send_to_keepers(const KeeperMessage& message);
   void tell(NodeId to, PartitionId partition);
   KeeperMessage about(KeeperMessage::Kind kind, PartitionId partition) const;
   bool is_majority(const std::set<NodeId>& votes) const { return votes.size() * 2 > options_.keepers.size(); }

@@ -650,9 +650,13 @@ bool Replica::reads_eventually() const {
 
 void Replica::propose(const Change& change) {
   const base::Time now = host_.now();
-  if (change == last_proposed_ && now < next_propose_) return;
+  const bool again = change == last_proposed_;
+  if (again && now < next_propose_) return;
+  // Each time another keeper is asked: soon, for one may be dead, but not all before the first can have answered.
+  constexpr unsigned kMostSteps = 3;
+  proposed_ = again ? std::min(proposed_ + 1, kMostSteps) : 0;
   last_proposed_ = change;
-  next_propose_ = now + host_.timing().retry;
+  next_propose_ = now + host_.timing().retry * (1u << proposed_);
   host_.propose(partition_, change);
 }
 

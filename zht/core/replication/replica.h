@@ -326,6 +326,7 @@ class Replica {
   std::map<InstanceId, Alive> standings_;
   base::Time next_standing_{};
   Change last_proposed_;
+  unsigned proposed_ = 0;  // again, so often
   base::Time next_propose_{};
 };
 
