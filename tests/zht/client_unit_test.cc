@@ -1,5 +1,8 @@
 // The parts of the client that need no server.
 #include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
 
 #include <fstream>
 
@@ -45,6 +48,41 @@ TEST(SessionTest, ANewNameIsTakenInTimeAndRequestsEndUnderTheirOwn) {
   EXPECT_FALSE(session.may_say_goodbye());
   session.end(later);
   EXPECT_TRUE(session.may_say_goodbye());
+}
+
+TEST(SessionTest, AnInstanceThatIsSlowIsGivenLongerForAWhile) {
+  auto several = std::make_shared<Table>();
+  several->lone = false;
+  Session session(several);
+  const std::string path = testing::TempDir() + "/silent-" + std::to_string(getpid());
+  const int listener = ::socket(AF_UNIX, SOCK_STREAM, 0);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  path.copy(address.sun_path, sizeof address.sun_path - 1);
+  ::unlink(path.c_str());
+  ASSERT_EQ(::bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  ASSERT_EQ(::listen(listener, 8), 0);  // and never answers
+  const base::Time begin = base::SystemClock().now(), late = begin + std::chrono::hours(1);
+  EXPECT_EQ(session.patience(7, begin), kPatienceAmongOthers);
+  base::Time last{};
+  for (int i = 0; i < 5; i++) {
+    auto channel = Channel::open({path, {}, 0}, late);
+    ASSERT_TRUE(channel);
+    channel->set_patience(std::chrono::milliseconds(1));
+    wire::encode_control(channel->out(), wire::FrameType::control_request, wire::ControlKind::status, channel->next_request(), Code::ok, {}, {});
+    ASSERT_FALSE(channel->exchange(1, late));
+    ASSERT_TRUE(channel->fell_silent());
+    last = *channel->fell_silent();
+    Session::Ticket ticket = session.take_channel(7);
+    ticket.channel = std::make_unique<Channel>(*std::move(channel));
+    session.give_back(std::move(ticket), 7, false, false);
+    EXPECT_EQ(session.patience(7, last), std::min<base::Duration>(kPatienceAmongOthers * (2 << std::min(i, 2)), kPatience));
+  }
+  ::close(listener);
+  ::unlink(path.c_str());
+  EXPECT_EQ(session.patience(7, last), kPatience);
+  EXPECT_EQ(session.patience(8, last), kPatienceAmongOthers) << "another";
+  EXPECT_EQ(session.patience(7, last + std::chrono::seconds(60)), kPatienceAmongOthers);
 }
 
 TEST(AddressTest, IsReadOrRefused) {

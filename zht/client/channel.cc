@@ -73,6 +73,7 @@ Channel& Channel::operator=(Channel&& from) noexcept {
   requests_ = from.requests_;
   sent_ = from.sent_;
   patience_ = from.patience_;
+  fell_silent_ = from.fell_silent_;
   guard_ = std::move(from.guard_);
   return *this;
 }
@@ -207,14 +208,20 @@ Result<void> Channel::receive_more(base::Time deadline) {
 }
 
 Result<std::size_t> Channel::receive_some(char* to, std::size_t room, base::Time deadline) {
-  deadline = std::min<base::Time>(deadline, now() + patience_);
+  const base::Time patient_until = now() + patience_;
+  const bool impatient = patient_until < deadline;
+  deadline = std::min<base::Time>(deadline, patient_until);
+  const auto silent = [&] {
+    if (impatient) fell_silent_ = now();
+    return fail(Code::unavailable, "no answer in time");
+  };
   for (;;) {
-    if (deadline - now() < 2 * kReceiveTimeout) TRY(wait_for(POLLIN, deadline));
+    if (deadline - now() < 2 * kReceiveTimeout && !wait_for(POLLIN, deadline)) return silent();
     const ssize_t got = recv(fd_, to, room, 0);
     if (got > 0) return static_cast<std::size_t>(got);
     if (got == 0) return fail(Code::unavailable, "connection closed by the other side");
     if (errno != EINTR && errno != EAGAIN) return fail(Code::unavailable, "connection lost: ", std::strerror(errno));
-    if (now() >= deadline) return fail(Code::unavailable, "no answer in time");
+    if (now() >= deadline) return silent();
   }
 }
 

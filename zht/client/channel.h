@@ -7,6 +7,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -20,7 +21,7 @@ class Channel {
  public:
   Channel(Channel&& from) noexcept
       : fd_(std::exchange(from.fd_, -1)), out_(std::move(from.out_)), in_(std::move(from.in_)), from_(from.from_), to_(from.to_),
-        requests_(from.requests_), sent_(from.sent_), patience_(from.patience_), guard_(std::move(from.guard_)) {}
+        requests_(from.requests_), sent_(from.sent_), patience_(from.patience_), fell_silent_(from.fell_silent_), guard_(std::move(from.guard_)) {}
   Channel& operator=(Channel&& from) noexcept;
   ~Channel();
 
@@ -36,6 +37,8 @@ class Channel {
   base::Result<wire::Frame> exchange(std::uint64_t request, base::Time deadline);
   // How long the other side may take no bytes and give none, from here on; past it, unavailable.
   void set_patience(base::Duration patience) { patience_ = patience; }
+  // When its patience ended, if that is why the last exchange failed.
+  std::optional<base::Time> fell_silent() const { return fell_silent_; }
   bool anything_sent() const { return sent_; }
   // After send_only(): the next reply, whichever request it answers. Errors as exchange().
   base::Result<wire::Frame> receive(base::Time deadline);
@@ -58,6 +61,7 @@ class Channel {
   std::uint64_t requests_ = 0;
   bool sent_ = false;
   base::Duration patience_ = std::chrono::hours(24);
+  std::optional<base::Time> fell_silent_;
   std::unique_ptr<security::Guard> guard_;  // none: bytes go and come as they are
 };
 

@@ -22,7 +22,6 @@ const support::Log& logger() {
 }
 
 constexpr auto kLookAgain = 10s;         // a table this old is asked for again when it is used
-constexpr auto kPatienceAmongOthers = 300ms;  // with one of several nodes
 constexpr auto kSilenceBeforeStart = 1s;  // a local node nobody answers for is started again after this
 
 Time now() { return base::SystemClock().now(); }
@@ -265,8 +264,7 @@ std::unique_ptr<Channel> NetworkClient::open_channel(const Table::Instance& inst
   const Time connected_by = std::min<Time>(deadline, now() + options_.connect_timeout);
   for (const Address& address : instance.addresses)
     if (auto opened = Channel::open(address, connected_by)) {
-      // Where others can take over, silence is found out about soon.
-      opened->set_patience(session_.table()->lone ? kPatience : base::Duration(kPatienceAmongOthers));
+      opened->set_patience(session_.patience(instance.id, now()));
       return std::make_unique<Channel>(*std::move(opened));
     }
   return nullptr;

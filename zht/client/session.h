@@ -37,6 +37,9 @@ struct Identity {
 };
 inline constexpr auto kIdentityLife = std::chrono::minutes(20);
 
+// How long one of several nodes may be silent before another is thought of.
+inline constexpr auto kPatienceAmongOthers = std::chrono::milliseconds(300);
+
 // The time in quarter minutes above, random bits below.
 inline std::uint64_t new_client_id() {
   const std::uint64_t time = base::to_millis(base::SystemClock().wall()) / 4000;
@@ -142,6 +145,10 @@ class Session {
       if (++idle_ > max_idle_) closed.push_back(least_used());
       return;
     }
+    if (const auto at = ticket.channel ? ticket.channel->fell_silent() : std::nullopt) {
+      pool.silences = std::min(steps(pool, *at) + 1, kMostSilences);
+      pool.silent_at = *at;
+    }
     // The others lead to the same place: better to connect anew than to fail on each of them.
     if (ticket.channel || ticket.may_open) pool.open--;
     pool.open -= static_cast<unsigned>(pool.idle.size());
@@ -149,6 +156,13 @@ class Session {
     for (Idle& one : pool.idle) closed.push_back(std::move(one.channel));
     pool.idle.clear();
     if (ticket.channel) closed.push_back(std::move(ticket.channel));
+  }
+  // How long a new channel to `instance` may be silent: shortly at first where others can take over, and longer where the way is
+  // long, so that not each call ends its channel and is made again. A step in ten seconds it is shorter again.
+  base::Duration patience(std::uint32_t instance, base::Time now) {
+    const std::lock_guard lock(mutex_);
+    if (table_->lone) return kPatience;
+    return std::min<base::Duration>(kPatience, kPatienceAmongOthers * (1 << steps(pools_[instance], now)));
   }
   // One idle channel of each instance, for a last word.
   std::map<std::uint32_t, std::unique_ptr<Channel>> last_channels() {
@@ -170,7 +184,14 @@ class Session {
   struct Pool {
     std::vector<Idle> idle;  // the last one was used last
     unsigned open = 0;       // idle or in use
+    int silences = 0;        // of late, at most so many count
+    base::Time silent_at{};
   };
+  static constexpr int kMostSilences = 3;
+  static int steps(const Pool& pool, base::Time now) {
+    const auto passed = (now - pool.silent_at) / std::chrono::seconds(10);
+    return passed >= pool.silences ? 0 : pool.silences - static_cast<int>(passed);
+  }
   void borrow(Ticket& ticket, std::uint32_t instance) {
     Pool& pool = pools_[instance];
     if (!pool.idle.empty()) {

@@ -27,7 +27,7 @@ struct PeerLinkOptions {
   base::Duration connect_timeout = std::chrono::seconds(1);      // and for the proof
   base::Duration first_pause = std::chrono::milliseconds(5);     // between tries to connect, doubling, and up to half as
   base::Duration longest_pause = std::chrono::milliseconds(300); // much again by chance
-  base::Duration dead = std::chrono::seconds(3);                 // what is sent and not acknowledged by the peer's kernel
+  base::Duration dead = std::chrono::seconds(1);                 // what is sent and not acknowledged by the peer's kernel
   security::Opener opener;                                       // what both sides prove first; null: nothing
 };
 
