@@ -209,9 +209,9 @@ class ClusterPipe(harness.Pipe):
 class Cluster(Sandbox):
     SETTINGS = 'segment_size = "1MiB"\n'
 
-    def __init__(self, nodes, partitions=32, spare=0):
+    def __init__(self, nodes, partitions=32, spare=0, switch=False):
         super().__init__()
-        self.network = Network()
+        self.network = Network(switch)
         self.count, self.spare, self.partitions = nodes, spare, partitions
         self.nodes = []
 

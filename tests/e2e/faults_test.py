@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Five nodes and three clients in network namespaces; nodes are killed, stopped, cut off, filled up, restarted all at once, joined
-and sent away, while the clients go on. What must hold: the history is linearizable, every acknowledged write is there at the end, and
+and sent away, their network is slow and lossy, while the clients go on, or are killed themselves. What must hold: the history is linearizable, every acknowledged write is there at the end, and
 the cluster serves again soon after a fault as long as a majority of keepers and a synchronous copy of each partition are well,
 also while the fault lasts."""
 import json
 import os
 import random
+import signal
 import subprocess
 import threading
 import time
@@ -29,7 +30,7 @@ class Client(threading.Thread):
 
     def __init__(self, cluster, number):
         super().__init__(daemon=True)
-        self.place = cluster.place(f"c{number}")
+        self.cluster, self.place = cluster, cluster.place(f"c{number}")
         self.pipe, self.number = ClusterPipe(cluster, self.place), number
         self.random = random.Random(SEED * 100 + number)
         self.stopping, self.failure = False, None
@@ -48,9 +49,19 @@ class Client(threading.Thread):
         except BaseException as error:
             self.failure = error
 
+    def kill(self):
+        os.kill(self.pipe.process.pid, signal.SIGKILL)
+
+    def ask(self, **request):
+        try:
+            return self.pipe.ask(**request)
+        except (harness.Failed, BrokenPipeError, ValueError):  # killed, perhaps in the middle of a line
+            self.pipe = ClusterPipe(self.cluster, self.place)
+            return {"status": "unknown"}
+
     def write_own(self):
         key, value = f"own-{self.number}-{len(self.acknowledged)}", f"{self.random.random()}"
-        answer = self.pipe.ask(op="insert", key=key, value=value, timeout_ms=2000)
+        answer = self.ask(op="insert", key=key, value=value, timeout_ms=2000)
         if answer["status"] == "ok":
             self.acknowledged[key] = value
 
@@ -64,7 +75,7 @@ class Client(threading.Thread):
         if kind == "cswap":
             request["expect"] = expected
         start = time.monotonic_ns()
-        answer = self.pipe.ask(**request)
+        answer = self.ask(**request)
         end = time.monotonic_ns()
         status, value = answer["status"], value_of(answer)
         value = None if value is None else value.decode()
@@ -85,7 +96,8 @@ class Play:
     def __init__(self, test, cluster):
         self.test, self.cluster, self.random = test, cluster, random.Random(SEED)
         self.clients = [Client(cluster, n) for n in range(CLIENTS)]
-        self.probe = ClusterPipe(cluster, cluster.place("probe"))
+        self.probe_place = cluster.place("probe")
+        self.probe = ClusterPipe(cluster, self.probe_place)
         self.probed, self.waits = 0, []
 
     def serves(self, what):
@@ -94,7 +106,7 @@ class Play:
         self.probed += 1
         for key in range(PROBES):
             while True:
-                answer = self.probe.ask(op="insert", key=f"probe-{key}", value=f"{self.probed}", timeout_ms=1000)
+                answer = self.probe.ask(op="insert", key=f"probe-{key}", value=f"{self.probed}", timeout_ms=5000)
                 if answer["status"] == "ok":
                     break
                 if time.monotonic() - start > BACK:
@@ -184,6 +196,105 @@ class Play:
         self.cluster.heal()
         self.serves(f"{client.place.name} could not reach {node.name}, healed")
 
+    def keeper_cut(self):
+        """One of those who decide views does not hear this node, and then neither hears the other; all else is well."""
+        node = self.some()
+        keeper = self.random.choice([one for one in self.cluster.nodes[:3] if one is not node])
+        self.cluster.network.cut(node.place, keeper.place)
+        self.serves(f"{keeper.name} does not hear {node.name}")
+        self.cluster.network.cut(keeper.place, node.place)
+        self.serves(f"{keeper.name} and {node.name} do not hear each other")
+        self.cluster.heal()
+        self.serves("healed")
+
+    def flap(self):
+        node, pause = self.some(), self.random.choice([0.3, 1])
+        for _ in range(8):
+            self.cluster.part([node], self.cluster.nodes)
+            time.sleep(pause)
+            self.cluster.heal()
+            time.sleep(pause)
+        self.serves(f"{node.name} was cut off for {pause} s eight times")
+
+    def pause_two(self):
+        two = self.random.sample(self.cluster.nodes[:self.cluster.count], 2)
+        for node in two:
+            node.stop()
+        time.sleep(self.random.choice([2, 20]))
+        for node in two:
+            node.go_on()
+        self.serves(f"{two[0].name} and {two[1].name} were stopped and go on")
+
+    def client_killed(self):
+        for client in self.clients:
+            client.kill()
+            time.sleep(0.3)
+        self.serves("clients killed")
+
+    def scattered(self):
+        """All are killed at once and come back one after another."""
+        nodes = list(self.cluster.nodes[:self.cluster.count])
+        for node in nodes:
+            node.kill()
+        self.random.shuffle(nodes)
+        for node in nodes:
+            node.start()
+            time.sleep(self.random.choice([0, 0.3, 1, 3]))
+        for node in nodes:
+            wait_for(node.serves, f"{node.name} again")
+        self.serves(f"all killed, started as {' '.join(node.name for node in nodes)}")
+
+    # On a network with a switch of ours:
+
+    def spoilt(self, nodes, **how):
+        """All that these nodes say and hear is spoilt; service goes on."""
+        places = [node.place for node in nodes]
+        for one in places:
+            for other in self.cluster.network.places:
+                if one is not other:
+                    self.cluster.network.spoil(one, other, **how)
+                    self.cluster.network.spoil(other, one, **how)
+        time.sleep(3)
+        self.serves(f"{' '.join(node.name for node in nodes)}: {how}")
+        self.cluster.heal()
+        self.serves("healed")
+
+    def slow(self):
+        self.spoilt(self.cluster.nodes[:self.cluster.count], delay_ms=50, jitter_ms=self.random.choice([0, 20]))
+
+    def one_slow(self):
+        self.spoilt([self.some()], delay_ms=200, jitter_ms=200)
+
+    def lossy(self):
+        self.spoilt(self.cluster.nodes[:self.cluster.count], loss=0.05, corrupt=0.02, duplicate=0.05, jitter_ms=3)
+
+    def one_lossy(self):
+        self.spoilt([self.some()], loss=0.4)
+
+    def narrow(self):
+        self.spoilt([self.some()], rate=50_000)
+
+    def black_hole(self):
+        """Small frames pass, so connections are made, and stand still with the first large one."""
+        node = self.some()
+        for other in self.cluster.network.places:
+            if other is not node.place:
+                self.cluster.network.spoil(node.place, other, longest=1000)
+                self.cluster.network.spoil(other, node.place, longest=1000)
+        self.write_much(5_000)
+        self.serves(f"no frame of more than 1000 bytes goes to {node.name} or comes from it")
+        self.cluster.heal()
+        self.serves("healed")
+
+    def forgotten(self):
+        """Connections that carry nothing any more, without a word, as after a firewall that has lost its table."""
+        node = self.some()
+        self.cluster.network.forget(node.place)
+        self.serves(f"connections of {node.name} are dead")
+        for node in self.cluster.nodes[:self.cluster.count]:
+            self.cluster.network.forget(node.place)
+        self.serves("all connections are dead")
+
     def full(self):
         node = self.cluster.nodes[self.cluster.count - 1]
         node.fill_disk()
@@ -215,10 +326,10 @@ class Play:
         wait_for(node.serves, f"{node.name} again")
         self.serves(f"{node.name} restarted on a mended disk")
 
-    def write_much(self):
+    def write_much(self, size=100_000):
         """More than the segments at hand have room for."""
         for n in range(60):
-            self.probe.ask(op="insert", key=f"large-{n}", value="x" * 100_000, timeout_ms=5000)
+            self.probe.ask(op="insert", key=f"large-{n}", value="x" * size, timeout_ms=5000)
         return True
 
     def storm(self):
@@ -321,14 +432,24 @@ class Faults(unittest.TestCase):
         self.assertNotIn(token + "-", subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout)
 
     def test_faults_one_after_another(self):
-        faults = ["kill", "pause", "cut_off", "one_way", "deaf", "muddle", "client_cut", "full", "failing_disk", "storm", "join_and_leave"]
+        faults = ["kill", "pause", "cut_off", "one_way", "deaf", "muddle", "client_cut", "client_killed", "full", "failing_disk", "storm",
+                  "join_and_leave"]
         if rounds(0, 1):
-            faults = [fault for n in range(6) for fault in
-                      random.Random(SEED + n).sample(faults + ["split", "rolling", "kill", "pause", "one_way"], 14)]
+            more = ["split", "rolling", "kill", "pause", "one_way", "keeper_cut", "flap", "pause_two", "scattered"]
+            faults = [fault for n in range(6) for fault in random.Random(SEED + n).sample(faults + more, 16)]
         with Cluster(nodes=5, spare=1) as cluster:
             cluster.nodes[4].on_small_disk("96m")
             if not cluster.nodes[3].on_fragile_disk():
                 cluster.nodes[3].below = None
+            cluster.up()
+            Play(self, cluster).play(faults)
+
+    def test_faults_of_a_bad_network(self):
+        faults = ["slow", "lossy", "forgotten"]
+        if rounds(0, 1):
+            faults += ["one_slow", "one_lossy", "narrow", "black_hole"]
+            faults = [fault for n in range(4) for fault in random.Random(SEED + n).sample(faults, len(faults))]
+        with Cluster(nodes=5, switch=True) as cluster:
             cluster.up()
             Play(self, cluster).play(faults)
 
