@@ -445,9 +445,9 @@ class Faults(unittest.TestCase):
             Play(self, cluster).play(faults)
 
     def test_faults_of_a_bad_network(self):
-        faults = ["slow", "lossy", "forgotten"]
+        faults = ["slow", "lossy", "forgotten", "black_hole"]
         if rounds(0, 1):
-            faults += ["one_slow", "one_lossy", "narrow", "black_hole"]
+            faults += ["one_slow", "one_lossy", "narrow"]
             faults = [fault for n in range(4) for fault in random.Random(SEED + n).sample(faults, len(faults))]
         with Cluster(nodes=5, switch=True) as cluster:
             cluster.up()

@@ -19,6 +19,7 @@ namespace zht::net {
 namespace {
 
 constexpr std::size_t kPiecesAtOnce = 64;
+constexpr int kSmallSegment = 536;  // bytes: what every way on the Internet must carry (RFC 9293, 3.7.1)
 
 addrinfo* look_up(const std::string& host, std::uint16_t port, bool numeric) {
   addrinfo hints{};
@@ -114,6 +115,7 @@ void PeerLink::open(const sockaddr* address, unsigned size) {
   ::setsockopt(descriptor_, IPPROTO_TCP, TCP_KEEPINTVL, &between_seconds, sizeof between_seconds);
   ::setsockopt(descriptor_, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
   ::setsockopt(descriptor_, IPPROTO_TCP, TCP_USER_TIMEOUT, &dead_ms, sizeof dead_ms);
+  if (stalls_ >= 2) ::setsockopt(descriptor_, IPPROTO_TCP, TCP_MAXSEG, &kSmallSegment, sizeof kSmallSegment);
   const int connected = ::connect(descriptor_, address, size);
   if ((connected != 0 && errno != EINPROGRESS) || !loop_.add(descriptor_, EPOLLOUT | EPOLLRDHUP, *this)) {
     ::close(std::exchange(descriptor_, -1));
@@ -202,7 +204,7 @@ void PeerLink::would_block() {
 // Through TLS, message by message.
 void PeerLink::flush_sealed() {
   while (true) {
-    if (!send_sealed()) return broken();
+    if (!send_sealed()) return broken(errno);
     if (!sealed_.empty()) return;
     if (queue_.empty()) break;
     const wire::Gathered& message = queue_.front();
@@ -236,7 +238,7 @@ void PeerLink::flush() {
     header.msg_iovlen = count;
     const ssize_t wrote = ::sendmsg(descriptor_, &header, MSG_NOSIGNAL);
     if (wrote < 0 && errno == EINTR) continue;
-    if (wrote < 0 && errno != EAGAIN) return broken();
+    if (wrote < 0 && errno != EAGAIN) return broken(errno);
     if (wrote < 0) {
       would_block();
       return;
@@ -253,7 +255,15 @@ void PeerLink::flush() {
   if (std::exchange(blocked_, false)) loop_.change(descriptor_, EPOLLRDHUP, *this);
 }
 
-void PeerLink::broken() {
+// The kernel has sent again and again what it was given, on a connection that was up.
+bool PeerLink::stalled(int error) const {
+  socklen_t size = sizeof error;
+  if (state_ == State::up && error == 0) ::getsockopt(descriptor_, SOL_SOCKET, SO_ERROR, &error, &size);
+  return state_ == State::up && error == ETIMEDOUT;
+}
+
+void PeerLink::broken(int error) {
+  stalls_ = stalled(error) ? std::min(stalls_ + 1, 2u) : 0;
   close();
   rest();
 }

@@ -63,7 +63,8 @@ class PeerLink final : private Ready {
   void would_block();
   void flush_sealed();
   void flush();
-  void broken();
+  void broken(int error = 0);
+  bool stalled(int error) const;
   void rest();
   void close();
   void drop_all();
@@ -76,6 +77,9 @@ class PeerLink final : private Ready {
   int descriptor_ = -1;
   bool blocked_ = false;
   unsigned failures_ = 0;
+  // Connections that were made at once and on which bytes then stood still, one after another: somewhere on the way large packets are
+  // lost without a word. From the second on small ones are sent.
+  unsigned stalls_ = 0;
   std::uint64_t life_ = 0;  // of a connection or a try at one: what was begun for an earlier one is recognised
   std::deque<wire::Gathered> queue_;
   std::size_t queued_ = 0;     // bytes
