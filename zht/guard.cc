@@ -7,6 +7,10 @@ base::Result<Opener> link_opener(const std::string& data_folder, base::Bytes pur
   TRY_LET(found, security::credentials_from_environment(data_folder));
   security::Credentials credentials;
   if (found) credentials = *found;
+  if (credentials.munge) {
+    credentials.munge = credentials.munge->for_purpose(purpose);
+    return Opener(std::make_shared<const security::Credentials>(std::move(credentials)));
+  }
   std::string text;
   if (credentials.secret) {
     text = security::hex(credentials.secret->mac(purpose));

@@ -13,12 +13,14 @@
 namespace zht {
 
 using security::Guard;
+using security::is_word;
 using security::Opener;
 using security::Side;
 
 // Never null. The cluster's TLS files and secret as a client finds them ($ZHT_TLS_..., $ZHT_SECRET_FILE, `data_folder`/secret),
-// but of the secret what is derived from it for `purpose`: a proof given on such a link is of no use at a node. Where the
-// cluster has no secret, `otherwise` says one (16 to 4096 bytes of text, the same for all ends): it is asked for then only.
+// but of the secret what is derived from it for `purpose`, and of munge credentials for that purpose: a proof given on such a
+// link is of no use at a node. Where the cluster has neither, `otherwise` says a secret (16 to 4096 bytes of text, the same for
+// all ends): it is asked for then only.
 // Errors: as Secret::load and TlsContext::load; those of `otherwise`. Blocks on files. Any thread.
 base::Result<Opener> link_opener(const std::string& data_folder, base::Bytes purpose,
                                  const std::function<base::Result<std::string>()>& otherwise);

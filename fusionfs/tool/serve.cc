@@ -13,6 +13,7 @@
 #include "fusionfs/data/sweep.h"
 #include "fusionfs/tool/chunk_service.h"
 #include "fusionfs/tool/verbs.h"
+#include "zht/guard.h"
 #include "zht/support/log.h"
 #include "zht/support/output.h"
 #include "zht/support/paths.h"
@@ -89,7 +90,7 @@ std::vector<std::string> service_argv(const support::CommonFlags& common, const 
     const char* value = std::getenv(name);
     if (value == nullptr || *value == '\0') continue;
     const auto path = support::absolute_path(value);
-    argv.push_back(std::string(name) + "=" + (path && std::string(value) != "none" ? *path : value));
+    argv.push_back(std::string(name) + "=" + (path && !zht::is_word(value) ? *path : value));
   }
   argv.insert(argv.end(), {support::self_path(), "serve", "--data", data});
   std::string cluster = cluster_of(common);

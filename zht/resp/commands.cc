@@ -396,10 +396,10 @@ Plan ping(Context& context) {
 
 // Why not; empty: the connection is let in.
 std::string authenticate(Session& session, const std::string& user, const std::string& password) {
-  if (session.secret == nullptr)
+  if (session.prover == nullptr)
     return "ERR AUTH <password> called without any password configured for the default user. Are you sure your "
            "configuration is correct?";
-  if (user != "default" || !session.secret->is(password)) return "WRONGPASS invalid username-password pair or user is disabled.";
+  if (user != "default" || !session.prover->admits(password)) return "WRONGPASS invalid username-password pair or user is disabled.";
   session.authenticated = true;
   return {};
 }

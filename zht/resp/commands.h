@@ -15,7 +15,7 @@
 #include "zht/resp/procedures.h"
 #include "zht/resp/reply.h"
 #include "zht/resp/table.h"
-#include "zht/security/secret.h"
+#include "zht/security/prover.h"
 
 namespace zht::resp {
 
@@ -31,9 +31,9 @@ struct Facts {
 struct Session {
   std::uint64_t id = 0;
   std::string peer;  // host:port
-  const security::Secret* secret = nullptr;  // what AUTH has to bring; null: nothing
+  const security::Prover* prover = nullptr;  // of what AUTH has to bring; null: nothing
   bool authenticated = false;
-  bool let_in() const { return secret == nullptr || authenticated; }
+  bool let_in() const { return prover == nullptr || authenticated; }
   int protocol = 2;
   std::string name, library, library_version;
   bool in_multi = false, spoiled = false;  // spoiled: EXEC will refuse, as a command could not be queued

@@ -37,8 +37,8 @@ constexpr auto kStuck = std::chrono::seconds(120);      // a peer that reads not
 
 class Gateway::Parts {
  public:
-  Parts(Client& client, AskNode ask_node, std::size_t max_connections, const security::Secret* secret, net::TlsPort tls)
-      : client_(client), ask_node_(std::move(ask_node)), max_connections_(max_connections), secret_(secret), tls_(std::move(tls)),
+  Parts(Client& client, AskNode ask_node, std::size_t max_connections, const security::Prover* prover, net::TlsPort tls)
+      : client_(client), ask_node_(std::move(ask_node)), max_connections_(max_connections), prover_(prover), tls_(std::move(tls)),
         buffer_(kReadSize, '\0') {
     loop_.end_of_turn([this] { end_turn(); });
     loop_.every(std::chrono::seconds(10), [this] { close_stuck(); });
@@ -142,7 +142,7 @@ class Gateway::Parts {
       ::setsockopt(descriptor, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
       auto connection = std::make_unique<Connection>(*this, next_++, descriptor);
       connection->session.peer = text_of(from);
-      connection->session.secret = secret_;
+      connection->session.prover = prover_;
       if (loop_.add(descriptor, EPOLLIN, *connection)) connections_.emplace(connection->number, std::move(connection));
     }
   }
@@ -481,7 +481,7 @@ class Gateway::Parts {
   Client& client_;
   const AskNode ask_node_;
   const std::size_t max_connections_;
-  const security::Secret* const secret_;
+  const security::Prover* const prover_;
   const net::TlsPort tls_;
   net::EventLoop loop_;
   std::unique_ptr<Listener> listener_;
@@ -503,8 +503,8 @@ class Gateway::Parts {
   std::thread thread_;
 };
 
-Gateway::Gateway(Client& client, AskNode ask_node, std::size_t max_connections, const security::Secret* secret, net::TlsPort tls)
-    : parts_(std::make_unique<Parts>(client, std::move(ask_node), max_connections, secret, std::move(tls))) {}
+Gateway::Gateway(Client& client, AskNode ask_node, std::size_t max_connections, const security::Prover* prover, net::TlsPort tls)
+    : parts_(std::make_unique<Parts>(client, std::move(ask_node), max_connections, prover, std::move(tls))) {}
 Gateway::~Gateway() = default;
 base::Result<std::string> Gateway::listen(const std::string& address) { return parts_->listen(address); }
 void Gateway::run() { parts_->run(); }

@@ -25,10 +25,10 @@ class Gateway {
  public:
   // Gets the facts of the node and tells them to its argument, once, on any thread.
   using AskNode = std::function<void(std::function<void(Facts)>)>;
-  // `client` and `secret` outlive it; the first two may call back until stop() has returned. With a secret, AUTH comes before
+  // `client` and `prover` outlive it; the first two may call back until stop() has returned. With a prover, AUTH comes before
   // everything else, within 10 to 20 s.
   // Where `tls` has a context, every connection speaks TLS, and who does not is told so.
-  Gateway(Client& client, AskNode ask_node, std::size_t max_connections = 20'000, const security::Secret* secret = nullptr,
+  Gateway(Client& client, AskNode ask_node, std::size_t max_connections = 20'000, const security::Prover* prover = nullptr,
           net::TlsPort tls = {});
   ~Gateway();
   // Before run(). Returns the address it got. Errors as net::FrameServer::listen_tcp.

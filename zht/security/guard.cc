@@ -18,7 +18,10 @@ Result<Opener> load_credentials(const std::string& secret_file, const TlsFiles& 
   std::string path = secret_file;
   struct stat info {};
   if (path.empty() && !data_folder.empty() && ::stat(secret_path(data_folder).c_str(), &info) == 0) path = secret_path(data_folder);
-  if (!path.empty() && path != "none") {
+  if (Munge::is_meant(path)) {
+    TRY_LET(munge, Munge::open(path));
+    credentials->munge = std::move(munge);
+  } else if (!path.empty() && path != "none") {
     TRY_LET(secret, Secret::load(path));
     credentials->secret = std::move(secret);
   }
@@ -26,7 +29,7 @@ Result<Opener> load_credentials(const std::string& secret_file, const TlsFiles& 
     TRY_LET(tls, TlsContext::load(files));
     credentials->tls = std::move(tls);
   }
-  if (!credentials->secret && !credentials->tls) return Opener();
+  if (credentials->prover() == nullptr && !credentials->tls) return Opener();
   return Opener(std::move(credentials));
 }
 
@@ -40,7 +43,7 @@ Result<Opener> credentials_from_environment(const std::string& data_folder) {
 
 Guard::Guard(Opener opener, Side side) : opener_(std::move(opener)), side_(side) {
   if (opener_->tls) tls_.emplace(*opener_->tls, side);
-  else handshake_.emplace(side, *opener_->secret);
+  else handshake_.emplace(side, *opener_->prover());
 }
 
 void Guard::begin(std::string& to_wire) {
@@ -65,8 +68,8 @@ Result<void> Guard::receive(Bytes from_wire, std::string& plain, std::string& to
   const bool was_ready = tls_->ready();
   auto received = tls_->receive(from_wire, open_ ? plain : pending_, to_wire);
   if (tls_->ready() && !was_ready) {
-    if (opener_->secret) {
-      handshake_.emplace(side_, *opener_->secret, tls_->binding());
+    if (const Prover* prover = opener_->prover(); prover != nullptr) {
+      handshake_.emplace(side_, *prover, tls_->binding());
       if (side_ == Side::asker) {
         std::string hello;
         handshake_->begin(hello);

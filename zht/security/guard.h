@@ -14,23 +14,30 @@
 #include <string>
 
 #include "zht/security/handshake.h"
+#include "zht/security/munge.h"
 #include "zht/security/secret.h"
 #include "zht/security/tls.h"
 
 namespace zht::security {
 
-// What opens the door, on both sides of it. At least one of the two.
+// What opens the door, on both sides of it: a secret or munge, TLS, or TLS and one of them.
 struct Credentials {
   std::optional<Secret> secret;
+  std::shared_ptr<const Munge> munge;  // only where there is no secret
   std::shared_ptr<const TlsContext> tls;
+  // What has to be proven; null: nothing but TLS.
+  const Prover* prover() const { return secret ? static_cast<const Prover*>(&*secret) : munge.get(); }
 };
 using Opener = std::shared_ptr<const Credentials>;  // null: nothing is asked
 
-// Of a client, or a node: the secret in `secret_file` (empty: `data_folder`/secret, if there is one; "none": no secret) and
-// TLS's files (all empty: no TLS). Null when there is neither. Errors as Secret::load and TlsContext::load.
+// Of a client, or a node: the secret in `secret_file` (empty: `data_folder`/secret, if there is one; "none": no secret;
+// "munge", "munge:SOCKET": munge in its place) and TLS's files (all empty: no TLS). Null when there is neither. Errors as
+// Secret::load, Munge::open and TlsContext::load.
 base::Result<Opener> load_credentials(const std::string& secret_file, const TlsFiles& tls, const std::string& data_folder);
 // The same from $ZHT_SECRET_FILE, $ZHT_TLS_CERTIFICATE, $ZHT_TLS_KEY and $ZHT_TLS_CA.
 base::Result<Opener> credentials_from_environment(const std::string& data_folder);
+// Whether that is a word in the place of a secret's file, and no path.
+inline bool is_word(const std::string& secret_file) { return secret_file == "none" || Munge::is_meant(secret_file); }
 inline std::string secret_path(const std::string& data_folder) { return data_folder + "/secret"; }
 
 class Guard {

@@ -1,9 +1,10 @@
-// How two ends of a new connection show each other that they know the cluster's secret, before anything else is said on it.
+// How two ends of a new connection show each other that they belong to the cluster, before anything else is said on it: that
+// they know its secret, or that munge vouches for them (prover.h).
 // Bytes in, bytes out: no sockets, no clock.
 //
 //   asker     -> hello: its nonce
-//   answerer  -> its own nonce, and its proof: HMAC(secret, "answerer" + both nonces + binding)
-//   asker     -> HMAC(secret, "asker" + both nonces + binding)
+//   answerer  -> its own nonce, and its proof of the statement "answerer" + both nonces + binding
+//   asker     -> its proof of the statement "asker" + both nonces + binding
 //   answerer  -> ok
 //
 // What holds: neither end sends or heeds anything else before the other has proven itself. A proof is good for one connection
@@ -15,7 +16,7 @@
 #include <string>
 
 #include "novoht/base/result.h"
-#include "zht/security/secret.h"
+#include "zht/security/prover.h"
 
 namespace zht::security {
 
@@ -24,22 +25,22 @@ enum class Side { asker, answerer };
 class Handshake {
  public:
   static constexpr std::size_t kMostBytes = 1024;  // of a frame of it
-  // `secret` outlives it.
-  Handshake(Side side, const Secret& secret, std::string binding = {});
+  // `prover` outlives it.
+  Handshake(Side side, const Prover& prover, std::string binding = {});
   // What the asker says first.
   void begin(std::string& out);
   // Takes what it can of `in`, `used` bytes; `out` is what to send, also when it fails. True: both are proven, and what
-  // follows in `in` is not its own. invalid: the other end does not know the secret, or has none; unsupported, invalid: that
-  // was no handshake.
+  // follows in `in` is not its own. invalid: the other end does not know the secret, or has none, or munge speaks for
+  // somebody else; unsupported, invalid: that was no handshake; unavailable: munged does not answer.
   base::Result<bool> take(base::Bytes in, std::size_t& used, std::string& out);
 
  private:
   base::Result<bool> ask(base::Bytes reply_value, std::string& out);
   base::Result<bool> answer(std::uint8_t kind, std::uint64_t request, base::Bytes value, std::string& out);
-  std::string proof(Side of) const;
+  std::string statement(Side of) const;
 
   const Side side_;
-  const Secret& secret_;
+  const Prover& prover_;
   const std::string binding_, nonce_;
   std::string other_nonce_;
   int step_ = 0;

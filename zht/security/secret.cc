@@ -91,6 +91,15 @@ std::string Secret::mac(Bytes message) const {
   return {proof.data(), proof.size()};
 }
 
+Result<void> Secret::check(Bytes statement, Bytes proof) const {
+  if (same(proof, mac(statement))) return {};
+  return fail(Code::invalid, "that proves another secret than this cluster's");
+}
+
+std::string Secret::remedy() const {
+  return "this cluster has a secret, which has to be proven first: $ZHT_SECRET_FILE names the file";
+}
+
 bool Secret::is(Bytes text) const {
   text = trimmed(text);
   return same({key_.data(), key_.size()}, std::string_view(hmac("zht cluster secret 1", text.substr(0, kMost)).data(), kProofSize)) &&

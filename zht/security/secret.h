@@ -6,14 +6,13 @@
 #include <array>
 #include <string>
 
-#include "novoht/base/bytes.h"
-#include "novoht/base/result.h"
+#include "zht/security/prover.h"
 
 namespace zht::security {
 
 inline constexpr std::size_t kProofSize = 32;
 
-class Secret {
+class Secret final : public Prover {
  public:
   // invalid: fewer than 16 or more than 4096 bytes.
   static base::Result<Secret> from_text(base::Bytes text, const std::string& origin);
@@ -22,11 +21,16 @@ class Secret {
 
   // HMAC-SHA256 over `message`, kProofSize bytes.
   std::string mac(base::Bytes message) const;
+  char method() const override { return kBySecret; }
+  base::Result<std::string> prove(base::Bytes statement) const override { return mac(statement); }
+  base::Result<void> check(base::Bytes statement, base::Bytes proof) const override;
   // Whether `text` is the secret, in a time that does not depend on where it differs: for AUTH of Redis clients.
   bool is(base::Bytes text) const;
+  bool admits(base::Bytes word) const override { return is(word); }
   // What lets a reader of /metrics in, and nothing else; hexadecimal.
   std::string metrics_token() const;
-  const std::string& origin() const { return origin_; }  // where it was read, for messages
+  const std::string& origin() const override { return origin_; }  // where it was read, for messages
+  std::string remedy() const override;
 
  private:
   std::array<char, kProofSize> key_{};

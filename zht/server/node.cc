@@ -109,7 +109,7 @@ Result<std::unique_ptr<Node>> Node::start(const Settings& settings, const Proced
                             {"listen", parts.tcp.empty() ? std::string("unix") : parts.tcp},
                             {"resp", parts.resp_address.empty() ? std::string("off") : parts.resp_address},
                             {"http", parts.http_address.empty() ? std::string("off") : parts.http_address},
-                            {"secret", parts.opener && parts.opener->secret ? parts.opener->secret->origin() : std::string("none")},
+                            {"secret", parts.opener && parts.opener->prover() != nullptr ? parts.opener->prover()->origin() : std::string("none")},
                             {"tls", parts.opener && parts.opener->tls ? "on" : "off"}});
   return node;
 }

@@ -21,8 +21,8 @@ Result<std::pair<std::string, std::uint16_t>> allowed_address(const std::string&
   TRY_LET(address, net::parse_address(text));
   if (!is_loopback(address.first) && !authenticated && !insecure)
     return fail(Code::invalid, "listening on ", text,
-                " would let anyone on the network in, unauthenticated; make a cluster secret (zht secret new), give TLS files "
-                "(tls_certificate, tls_key, tls_ca), use a loopback address, or --insecure");
+                " would let anyone on the network in, unauthenticated; make a cluster secret (zht secret new), have munge vouch "
+                "(--secret-file munge), give TLS files (tls_certificate, tls_key, tls_ca), use a loopback address, or --insecure");
   return address;
 }
 
@@ -95,7 +95,7 @@ net::TlsPort Node::Parts::tls_port(const std::string& kind) const {
 // Redis clients know one address; the gateway's client knows which instance each key is with.
 Result<void> Node::Parts::listen_for_redis(Node& node) {
   const net::TlsPort tls = tls_port(settings.resp_tls);
-  TRY(allowed_address(settings.resp, (opener && opener->secret) || (tls && tls.certificates), settings.insecure));
+  TRY(allowed_address(settings.resp, (opener && opener->prover() != nullptr) || (tls && tls.certificates), settings.insecure));
   redis_client = node.client();
   redis = std::make_unique<resp::Gateway>(
       *redis_client,
@@ -104,7 +104,7 @@ Result<void> Node::Parts::listen_for_redis(Node& node) {
           gather([tell](const wire::Status& status) { tell(facts_of(status)); });
         });
       },
-      settings.max_connections, opener && opener->secret ? &*opener->secret : nullptr, tls);
+      settings.max_connections, opener ? opener->prover() : nullptr, tls);
   TRY_LET(bound, redis->listen(settings.resp));
   resp_address = bound;
   redis->run();
@@ -114,12 +114,14 @@ Result<void> Node::Parts::listen_for_redis(Node& node) {
 // Off unless asked for: a port is the machine's, and a node is often just one user's.
 Result<void> Node::Parts::listen_for_http() {
   const net::TlsPort tls = tls_port(settings.http_tls);
-  TRY_LET(where, allowed_address(settings.http, (opener && opener->secret) || (tls && tls.certificates), settings.insecure));
+  TRY_LET(where, allowed_address(settings.http, (opener && opener->prover() != nullptr) || (tls && tls.certificates), settings.insecure));
   // Of a port that others than this machine's users reach, the figures are for who has the token.
-  const bool asks = opener && opener->secret && !is_loopback(where.first);
-  const std::string token = asks ? opener->secret->metrics_token() : std::string();
-  http = std::make_unique<HttpEndpoint>(loop, [this, asks, token](const std::string& path, const std::string& bearer, HttpEndpoint::Answer answer) {
-    if (path == "/metrics" && asks && !security::same(bearer, token))
+  const bool asks = opener && opener->prover() != nullptr && !is_loopback(where.first);
+  const auto admits = [this](const std::string& bearer) {
+    return opener->secret ? security::same(bearer, opener->secret->metrics_token()) : opener->prover()->admits(bearer);
+  };
+  http = std::make_unique<HttpEndpoint>(loop, [this, asks, admits](const std::string& path, const std::string& bearer, HttpEndpoint::Answer answer) {
+    if (path == "/metrics" && asks && !admits(bearer))
       return answer({401, "text/plain", "Authorization: Bearer <what `zht secret token` prints>\n"});
     if (path == "/metrics")
       return gather([answer](const wire::Status& status) {

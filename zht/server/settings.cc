@@ -15,8 +15,8 @@ void add_settings(support::Config& config, Settings& settings) {
   config.add("resp", settings.resp, "host:port for Redis clients (RESP); empty: none", "ZHT_RESP");
   config.add("http", settings.http, "host:port of /metrics (Prometheus) and /healthz; empty: none", "ZHT_HTTP");
   config.add("udp", settings.udp, "take small requests as datagrams too, where `listen` says");
-  config.add("secret_file", settings.secret_file, "the cluster's secret; empty: `secret` in the data folder, if it is there; none: no secret",
-             "ZHT_SECRET_FILE");
+  config.add("secret_file", settings.secret_file,
+             "the cluster's secret; empty: `secret` in the data folder, if it is there; none: no secret; munge: munge vouches", "ZHT_SECRET_FILE");
   config.add("tls_certificate", settings.tls_certificate, "PEM; TLS takes all three files", "ZHT_TLS_CERTIFICATE");
   config.add("tls_key", settings.tls_key, "PEM", "ZHT_TLS_KEY");
   config.add("tls_ca", settings.tls_ca, "PEM: who may connect has a certificate of it", "ZHT_TLS_CA");
@@ -96,7 +96,9 @@ udp = true
 
 # The cluster's secret, a file that its owner alone can read: whoever connects over TCP, node or client, proves that he knows
 # it, and is shown that the node does (zht secret --help). Empty: `secret` in the data folder, if it is there. "none": no
-# secret. Where there is one, Redis clients give it by AUTH, and there are no datagrams. $ZHT_SECRET_FILE, --secret-file
+# secret. "munge" (or "munge:SOCKET"): munged, which all machines of the cluster run with one key, vouches for who connects: the
+# node's user, and root. Redis clients give the secret, or what `munge -s zht` prints, by AUTH; there are no datagrams.
+# $ZHT_SECRET_FILE, --secret-file
 secret_file = ""
 
 # TLS, PEM files; all three or none. Both sides of a connection show a certificate of tls_ca, the cluster's own CA.

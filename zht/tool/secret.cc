@@ -28,7 +28,11 @@ Result<std::string> place_of(const support::Program& program, const std::string&
 Result<void> secret(const support::Program& program, const std::string& action, const std::string& file) {
   TRY_LET(path, place_of(program, file));
   std::string shown = path;
-  if (action == "new") {
+  if (security::Munge::is_meant(path)) {
+    if (action != "path")
+      return fail(Code::invalid, "there is no secret where munge vouches (", path, "): the token of /metrics is what `munge -s zht` prints");
+    TRY(security::Munge::open(path));
+  } else if (action == "new") {
     if (file.empty()) {
       TRY_LET(folder, support::data_folder(program.common().data));
       if (path == security::secret_path(folder)) TRY(support::make_private_folder(folder));
@@ -55,7 +59,8 @@ void add_secret_verb(support::Program& program) {
   auto& verb = program.verb("secret",
                             "The cluster's secret, which nodes and clients prove to each other. new: makes one, in the data folder or "
                             "--file; copy that file to the other machines (mode 600) and name it in $ZHT_SECRET_FILE. path: checks it and "
-                            "says where it is. token: prints what lets Prometheus read /metrics.",
+                            "says where it is. token: prints what lets Prometheus read /metrics. Where all machines run munged with one key, "
+                            "ZHT_SECRET_FILE=munge does instead, on nodes and clients.",
                             {"zht secret new && zht serve --listen 0.0.0.0:5470 --data ~/.local/share/zht",
                              "ZHT_SECRET_FILE=/etc/zht/secret zht --cluster node7:5470 lookup greeting"});
   verb.options().add_option("action", flags->action, "new, path or token")->required()->check(CLI::IsMember({"new", "path", "token"}));

@@ -8,6 +8,7 @@
 
 #include "zht/client/local_node.h"
 #include "zht/procedure.h"
+#include "zht/security/guard.h"
 #include "zht/server/node.h"
 #include "zht/server/witness.h"
 #include "zht/support/config.h"
@@ -68,7 +69,7 @@ base::Result<int> serve(const support::Program& program, const Flags& flags, con
   if (flags.background) {
     // The node will have another working folder.
     for (const char* name : {"ZHT_SECRET_FILE", "ZHT_TLS_CERTIFICATE", "ZHT_TLS_KEY", "ZHT_TLS_CA"})
-      if (const char* set = std::getenv(name); set != nullptr && *set != '\0' && std::string_view(set) != "none") {
+      if (const char* set = std::getenv(name); set != nullptr && *set != '\0' && !security::is_word(set)) {
         TRY_LET(absolute, support::absolute_path(set));
         ::setenv(name, absolute.c_str(), 1);
       }
@@ -86,7 +87,7 @@ base::Result<int> serve(const support::Program& program, const Flags& flags, con
     pass("--durability", flags.durability);
     pass("--sync-interval", flags.sync_interval);
     pass("--max-value-size", flags.max_value_size);
-    TRY_LET(absolute_secret, flags.secret_file.empty() || flags.secret_file == "none" ? base::Result<std::string>(flags.secret_file)
+    TRY_LET(absolute_secret, flags.secret_file.empty() || security::is_word(flags.secret_file) ? base::Result<std::string>(flags.secret_file)
                                                                                       : support::absolute_path(flags.secret_file));
     pass("--secret-file", absolute_secret);
     pass("--resp-tls", flags.resp_tls);
@@ -139,7 +140,8 @@ void add_serve(support::Program& program, const Procedures& procedures) {
   app.add_option("--durability", flags->durability, "none, interval (default) or always");
   app.add_option("--sync-interval", flags->sync_interval, "of durability interval (default 1s)");
   app.add_option("--max-value-size", flags->max_value_size, "of one request (default 16MiB)");
-  app.add_option("--secret-file", flags->secret_file, "the cluster's secret (default: `secret` in the data folder, if there; see zht secret)");
+  app.add_option("--secret-file", flags->secret_file,
+                 "the cluster's secret: a file, none or munge (default: `secret` in the data folder; see zht secret)");
   app.add_option("--resp-tls", flags->resp_tls, "where tls_certificate etc. are set: auto (default: mutual), mutual, server, off");
   app.add_option("--http-tls", flags->http_tls, "the same for /metrics and /healthz");
   app.add_option("--join", flags->join, "host:port of a node of the cluster to belong to (new data folders only)");
