@@ -23,6 +23,11 @@ namespace server {
 class Node;
 }
 
+// Where other machines' clients and nodes reach the running node of `data_folder`, "host:port" of one of its instances; empty: it
+// is for this machine's users alone (no TCP, or any address without a name to reach it by). unavailable: no node runs there, or it
+// does not answer within 5 s. Any thread.
+Result<std::string> reachable_address(const std::string& data_folder);
+
 class LocalServer {
  public:
   // With what the environment says (ZHT_DURABILITY and the others that zht serve knows). Signals are the caller's affair;

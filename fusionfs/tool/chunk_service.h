@@ -18,6 +18,9 @@ inline constexpr const char* kChunkService = "fusionfs-chunks";
 
 // --cluster, or else $ZHT_CLUSTER; empty: the local node.
 std::string cluster_of(const support::CommonFlags& common);
+// Where the cluster is that this node's chunks are for: cluster_of(), else where the running local node of `data` is reached by
+// others; empty: it is not, and there are no others.
+std::string cluster_around(const support::CommonFlags& common, const std::string& data);
 // The address of this node as the first node of `cluster` sees it; 127.0.0.1 where that cannot be told.
 std::string own_address(const std::string& cluster);
 

@@ -45,7 +45,7 @@ void block_signals() {
 // the mount, unless another mount does that (then serve_host is emptied). What is returned is held while it does.
 Result<std::optional<support::LockFile>> see_to_serving(const support::CommonFlags& common, MountOptions& options,
                                                         bool node_is_here) {
-  if (options.serve_host.empty()) options.serve_host = own_address(cluster_of(common));
+  if (options.serve_host.empty()) options.serve_host = own_address(cluster_around(common, options.data_folder));
   TRY(parse_listen(options.serve_host.find(':') != std::string::npos ? "[" + options.serve_host + "]" : options.serve_host));
   if (!node_is_here && support::held_by(options.data_folder + "/node.lock")) {
     const auto kept = keep_chunks_served(common, options.data_folder, {options.serve_host, options.serve_port});
@@ -99,7 +99,7 @@ Result<void> serve(const support::CommonFlags& common, MountOptions options, con
     client = std::move(connected);
   }
   std::optional<support::LockFile> serving;
-  if (!options.serve.value_or(!cluster_of(common).empty())) {
+  if (!options.serve.value_or(!cluster_around(common, options.data_folder).empty())) {
     options.serve_host.clear();
   } else {
     TRY_LET(others_reach_it, see_to_serving(common, options, node != nullptr));

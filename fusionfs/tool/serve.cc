@@ -14,6 +14,7 @@
 #include "fusionfs/tool/chunk_service.h"
 #include "fusionfs/tool/verbs.h"
 #include "zht/guard.h"
+#include "zht/local_server.h"
 #include "zht/support/log.h"
 #include "zht/support/output.h"
 #include "zht/support/paths.h"
@@ -30,6 +31,11 @@ using base::Result;
 std::string cluster_of(const support::CommonFlags& common) {
   const char* variable = std::getenv("ZHT_CLUSTER");
   return common.cluster.empty() && variable != nullptr ? variable : common.cluster;
+}
+
+std::string cluster_around(const support::CommonFlags& common, const std::string& data) {
+  const std::string named = cluster_of(common);
+  return named.empty() ? zht::reachable_address(data).value_or("") : named;
 }
 
 std::string own_address(const std::string& cluster) {
@@ -117,7 +123,7 @@ Result<void> serve_chunks(const support::CommonFlags& common, Listen listen) {
   TRY(chunks->begin_writing());
   Stores stores(*client, *chunks);
   TRY_LET(opener, stores.opener());
-  if (listen.host.empty()) listen.host = own_address(cluster_of(common));
+  if (listen.host.empty()) listen.host = own_address(cluster_around(common, data));
   const bool v6 = listen.host.find(':') != std::string::npos;
   const std::string host = (v6 ? "[" + listen.host + "]" : listen.host) + ":";
   Result<std::unique_ptr<ChunkServer>> server = fail(Code::unavailable, "not listening yet");
@@ -211,6 +217,7 @@ void add_serve_verb(support::Program& program) {
     TRY_LET(data, support::data_folder(common.data));
     if (!support::held_by(data + "/node.lock"))
       return fail(Code::unavailable, "no node runs in ", data, " that could keep it; start one: zht serve --data ", data);
+    if (listen.host.empty()) listen.host = own_address(cluster_around(common, data));
     TRY(keep_chunks_served(common, data, listen));
     return 0;
   });

@@ -115,6 +115,32 @@ class Files(unittest.TestCase):
             self.assertEqual(sorted(os.listdir(mount)), ["a.tar", "after", "synced"])
             box.umount(mount)
 
+    def test_a_second_node_reads_what_the_first_has_written(self):
+        """Two nodes started and mounted as one does it, with no word of where chunks are served."""
+        with Sandbox() as box:
+            box.run("zht", "serve", "--background", "--instances", "1", "--partitions", "32", "--listen", "127.0.0.1:0")
+            other = {"ZHT_DATA": box.path("second")}
+            box.run("zht", "serve", "--background", "--instances", "1", "--join", box.json("zht", "status", "--json")["tcp"],
+                    "--listen", "127.0.0.1:0", env=other)
+            try:
+                here, there = box.mount(), box.path("there")
+                os.mkdir(there)
+                box.run("fusionfs", "mount", there, env=other)
+                for writer, reader in ((here, there), (there, here)):
+                    content = os.urandom(300_000)
+                    name = os.path.basename(writer)
+                    with open(os.path.join(writer, name), "wb") as file:
+                        file.write(content)
+                    with open(os.path.join(reader, name), "rb") as file:
+                        self.assertEqual(file.read(), content)
+                # What is unmounted here is read there all the same: the node keeps serving it.
+                box.umount(here)
+                with open(os.path.join(there, "mnt"), "rb") as file:
+                    self.assertEqual(len(file.read()), 300_000)
+                box.run("fusionfs", "umount", there, env=other)
+            finally:
+                box.run("zht", "stop", env=other)
+
     def test_the_errors_of_a_local_file_system(self):
         with Sandbox() as box:
             mount = box.mount()

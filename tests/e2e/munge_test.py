@@ -226,7 +226,7 @@ class Munge(unittest.TestCase):
         wait_for(served, "the node to hear munged again")
         pipe.close()
 
-    def test_nodes_of_one_cluster(self):
+    def test_nodes_of_one_cluster_and_their_files(self):
         box, first = self.box, self.serve("--replicas", "2")["tcp"]
         other = {"ZHT_DATA": box.path("second")}
         box.run("zht", "serve", "--background", "--instances", "1", "--join", first, "--listen", "127.0.0.1:0", env=other)
@@ -234,6 +234,17 @@ class Munge(unittest.TestCase):
         wait_for(lambda: len(box.json("zht", "members", "--json", env=other)["nodes"]) == 2, "two members")
         box.run("zht", "insert", "k", "v")
         self.assertEqual(box.out("zht", "lookup", "k", env=other), "v")
+        if harness.lacking("fusionfs", fuse=True):
+            return
+        here, there = box.mount(), box.path("there")
+        os.mkdir(there)
+        box.run("fusionfs", "mount", there, env=other)
+        self.addCleanup(lambda: box.run("fusionfs", "umount", there, env=other))
+        content = os.urandom(300_000)  # a chunk, which lies with the node that wrote it
+        with open(os.path.join(here, "file"), "wb") as file:
+            file.write(content)
+        with open(os.path.join(there, "file"), "rb") as file:
+            self.assertEqual(file.read(), content)
 
 
 if __name__ == "__main__":

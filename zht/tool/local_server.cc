@@ -1,12 +1,25 @@
 #include "zht/local_server.h"
 
+#include "zht/client/control.h"
+#include "zht/client/local_node.h"
 #include "zht/server/node.h"
 #include "zht/support/config.h"
 #include "zht/support/paths.h"
 #include "zht/support/process.h"
 #include "zht/tool/serve.h"
+#include "zht/wire/zht.pb.h"
 
 namespace zht {
+
+Result<std::string> reachable_address(const std::string& data_folder) {
+  TRY_LET(manager, client::manager_of(data_folder));
+  TRY_LET(status, client::fetch_status(manager, std::chrono::seconds(5)));
+  for (const wire::InstanceStatus& one : status.instances()) {
+    const std::string host = one.tcp().substr(0, one.tcp().rfind(':'));
+    if (!host.empty() && host != "0.0.0.0" && host != "[::]" && host != "::") return one.tcp();
+  }
+  return std::string();
+}
 
 LocalServer::LocalServer() = default;
 
