@@ -193,6 +193,7 @@ struct Lease {
 };
 inline constexpr Nanos kLeaseLife = 1'000'000'000;
 inline constexpr Nanos kContended = 60'000'000'000;
+inline constexpr Nanos kLongestLife = 60'000'000'000;  // of a session's locks, from when it last spoke up
 std::string encode(const Lease& lease);
 std::optional<Lease> decode_lease(Bytes bytes);
 

@@ -164,8 +164,13 @@ Result<LockReply> lock_file(zht::Transaction& tables, HomeId home, const LockReq
   }
   TRY_LET(record, read_record(tables, request.inode, &reply.version));
   const Nanos now = tables.now().time_since_epoch().count();
-  // A clock that was set back must not stretch this.
+  // A clock that was set back, or that of another node which leads now, must not stretch what there is.
   record.contended_until = std::min(record.contended_until, now + kContended);
+  bool stretched = false;
+  for (auto& [session, until] : record.sessions) {
+    stretched = stretched || until > now + kLongestLife;
+    until = std::min(until, now + kLongestLife);
+  }
   drop_dead(record, now);
   const FileLock lock = lock_of(request);
   if (request.action == LockRequest::drop_all) {
@@ -192,7 +197,7 @@ Result<LockReply> lock_file(zht::Transaction& tables, HomeId home, const LockReq
                             std::erase_if(record.locks, [&](const FileLock& each) { return each.same_owner(lock); }) > 0;
       const bool first_to_wait = appending && record.contended_until < now + kContended / 2;
       if (first_to_wait) record.contended_until = now + kContended;
-      if (given_up || first_to_wait) {
+      if (given_up || first_to_wait || stretched) {
         reply.version = 0;
         TRY(write_record(tables, request.inode, record));
       }
@@ -207,7 +212,7 @@ Result<LockReply> lock_file(zht::Transaction& tables, HomeId home, const LockReq
     return reply;
   }
   if (request.life > 0) {
-    const Nanos life = std::min<Nanos>(request.life, 3'600'000'000'000);
+    const Nanos life = std::min(request.life, kLongestLife);
     record.sessions[lock.session] = std::max(record.sessions[lock.session], now + life);
   }
   TRY(write_record(tables, request.inode, record));
@@ -217,7 +222,7 @@ Result<LockReply> lock_file(zht::Transaction& tables, HomeId home, const LockReq
 Result<LockReply> renew_locks(zht::Transaction& tables, HomeId home, const LocksRequest& request) {
   LockReply reply;
   const Nanos now = tables.now().time_since_epoch().count();
-  const Nanos life = std::min<Nanos>(std::max<Nanos>(request.life, 1), 3'600'000'000'000);
+  const Nanos life = std::min(std::max<Nanos>(request.life, 1), kLongestLife);
   for (const InodeId inode : request.inodes) {
     if (home_of(inode) != home) return fail(Code::invalid, "inode ", raw(inode), " does not live in ", tag_of(home));
     TRY_LET(record, read_record(tables, inode));

@@ -156,6 +156,18 @@ TEST_F(LockTest, ALockEndsWithItsMountsLeaseAndLastsWhileTheMountRenews) {
   EXPECT_FALSE(kept()) << "nothing is left of a file without locks";
 }
 
+// The node that led before was hours ahead: what it said of a mount that died must not hold for hours.
+TEST_F(LockTest, ALockGivenByAClockThatWasAheadEndsAllTheSame) {
+  EXPECT_EQ(lock(1, Type::exclusive).error, 0);
+  store_->clock().jump(std::chrono::hours(-5));
+  store_->restart(false);
+  const LockReply refused = lock(2, Type::exclusive);
+  EXPECT_EQ(refused.error, EAGAIN);
+  EXPECT_LE(refused.wait, kLongestLife);
+  store_->advance(std::chrono::seconds(61));
+  EXPECT_EQ(lock(2, Type::exclusive).error, 0);
+}
+
 TEST_F(LockTest, FlockAndRecordLocksDoNotSeeEachOther) {
   EXPECT_EQ(lock(1, Type::exclusive, Kind::record).error, 0);
   EXPECT_EQ(lock(2, Type::exclusive, Kind::flock).error, 0);
