@@ -357,7 +357,7 @@ Result<bool> serve_mount(zht::Client& client, const MountOptions& options, const
   if (const auto found = file_system.stores().refresh(); !found) log.warn("chunk stores: " + found.error().message);
 
   std::string mount_options = "fsname=fusionfs,subtype=fusionfs,default_permissions";
-  if (options.allow_other && ::geteuid() == 0) mount_options += ",allow_other";
+  if (options.allow_other.value_or(::geteuid() == 0)) mount_options += ",allow_other";
   if (options.read_only) mount_options += ",ro";
   if (options.no_execute) mount_options += ",noexec";
   if (::geteuid() == 0) {

@@ -20,7 +20,8 @@ struct MountOptions {
   std::string data_folder;  // of the node whose chunks/ holds what is written here
   bool non_empty = false;   // mount over a directory that has entries
   bool read_only = false;
-  bool allow_other = true;  // other users than the one who mounts; needs root, or user_allow_other in fuse.conf
+  // Other users than the one who mounts. Absent: when root mounts; others need user_allow_other in fuse.conf.
+  std::optional<bool> allow_other;
   bool access_lists = false;
   bool writeback = false;
   bool local_locks = false;
