@@ -195,7 +195,7 @@ bool looks_at_the_lease_first(Defects broken) {
 
 // A sync member begins again and hears, of all views, first of one from before it was taken in.
 bool forgets_by_an_old_view(Defects broken) {
-  Schedule s(broken);
+  Schedule s(broken.any() ? Defects{Defect::forget_by_old_view, Defect::forget_unasked} : Defects{Defect::forget_unasked});
   s.begin();
   EXPECT_TRUE(s.change_at(0, "there", 1, 200ms));
   s.granting = false;
@@ -222,7 +222,7 @@ bool forgets_by_an_old_view(Defects broken) {
 
 // One that has no part in the view any more is told to lead alone, and the keepers take their time.
 bool forgets_its_promise(Defects broken) {
-  Schedule s(broken);
+  Schedule s(broken.any() ? Defects{Defect::forget_promise, Defect::forget_unasked} : Defects{Defect::forget_unasked});
   s.begin();
   EXPECT_TRUE(s.change_at(0, "there", 1, 200ms));
   s.granting = false;
@@ -236,6 +236,40 @@ bool forgets_its_promise(Defects broken) {
   EXPECT_TRUE(s.all[2].core->take_over(PartitionId{0}, s.view.epoch, end()));
   s.run(3s);
   return end().sequence == 0;
+}
+
+// One that has no part in the view any more learns of that, and those that have end: its copy is all that is left.
+bool forgets_what_nobody_else_has(Defects broken) {
+  Schedule s(broken);
+  s.begin();
+  EXPECT_TRUE(s.change_at(0, "there", 1, 200ms));
+  s.granting = false;
+  s.view.learners.clear();
+  s.view.epoch = s.next_epoch();
+  s.run(200ms);
+  s.kill(0);
+  s.run(3s);  // one of two is not enough
+  s.kill(1);
+  s.run(3s);
+  return s.all[2].core->replicated_store().end(PartitionId{0}).sequence == 0;
+}
+
+TEST(FormerMember, ThrowsItsCopyAwayWhereThoseThatCountAreThere) {
+  Schedule s({});
+  s.begin();
+  EXPECT_TRUE(s.change_at(0, "there", 1, 200ms));
+  s.granting = false;
+  s.view.learners.clear();
+  s.view.epoch = s.next_epoch();
+  const auto end = [&] { return s.all[2].core->replicated_store().end(PartitionId{0}).sequence; };
+  s.run(900ms);
+  EXPECT_EQ(end(), 1u);
+  s.blocked = {{1, 2}};
+  s.run(2s);
+  EXPECT_EQ(end(), 1u) << "one of the two has not said that it is there";
+  s.blocked = {};
+  s.run(2s);
+  EXPECT_EQ(end(), 0u);
 }
 
 struct Case {
@@ -260,6 +294,7 @@ INSTANTIATE_TEST_SUITE_P(Each, Schedules,
                                          Case{"lease_before_value", Defect::lease_before_value, looks_at_the_lease_first},
                                          Case{"forget_by_old_view", Defect::forget_by_old_view, forgets_by_an_old_view},
                                          Case{"forget_promise", Defect::forget_promise, forgets_its_promise},
+                                         Case{"forget_unasked", Defect::forget_unasked, forgets_what_nobody_else_has},
                                          Case{"keep_surplus", Defect::keep_surplus, keeps_what_the_primary_never_had}),
                          [](const auto& one) { return std::string(one.param.name); });
 

@@ -969,8 +969,11 @@ void Instance::forget_departed() {
     replication::Replica& replica = *replicator_->look(partition);
     if (!replica.is_spare()) continue;
     const auto [seen, fresh] = departed_.emplace(partition, now_);
-    if (fresh || one_went || now_ - seen->second < options_.keep_departed) continue;
+    if (fresh || now_ - seen->second < options_.keep_departed) continue;
+    replicator_->find(partition)->ask_whether_needed();
+    if (one_went || !replica.is_vouched()) continue;
     one_went = true;
+    if (options_.observer != nullptr) options_.observer->on_forgotten(replicator_->self(), partition, replica.view());
     if (replicated_->forget(partition, options_.incarnation)) replica.forget();
     departed_.erase(seen);
   }

@@ -38,6 +38,10 @@ enum class Defect : std::uint8_t {
   trust_old_refusal,        // a client believes a refusal from before the epoch it last asked in
   keep_results_of_truncated,  // a truncated change leaves its answer behind
   wake_uncommitted,         // watchers are told of changes that are not committed
+  vote_unasked,             // a keeper that begins again votes before it has asked who keeps
+  same_generation,          // who keeps alone as a last resort goes on with the epochs as they were
+  vote_after_loss,          // a keeper that has lost its registers takes another's of the same configuration and votes on
+  forget_unasked,           // a former member throws its copy away without asking whether those who count are there
   forget_promise,           // a copy that was told to lead alone does not note it: it follows on, and may be thrown away
 };
 

@@ -9,6 +9,8 @@ namespace {
 using Kind = Change::Kind;
 using Verdict = Ack::Verdict;
 
+constexpr auto kQuestion = std::chrono::milliseconds(500);  // whether the copy of a former member is needed
+
 // Spreads partitions over candidates that are otherwise alike.
 std::uint64_t lot(PartitionId partition, InstanceId instance) {
   std::uint64_t x = (std::uint64_t{static_cast<std::uint32_t>(partition)} << 32) ^ static_cast<std::uint32_t>(instance);
@@ -121,6 +123,25 @@ bool Replica::is_spare() const {
          view_.sync.size() >= std::max<std::size_t>(1, view_.need) && (end_.sequence > 0 || import_);
 }
 
+void Replica::ask_whether_needed() {
+  if (host_.now() < next_question_) return;
+  next_question_ = host_.now() + kQuestion;
+  // Who is asked for a view newer than none tells the one it knows.
+  for (Member one : view_.sync)
+    host_.message_to(one.instance).acks.push_back({.partition = partition_, .epoch = Epoch{0}, .verdict = Verdict::behind});
+}
+
+bool Replica::is_vouched() const {
+  return broken(Defect::forget_unasked) || std::all_of(view_.sync.begin(), view_.sync.end(), [&](Member one) {
+    const auto said = vouched_.find(one);
+    return said != vouched_.end() && host_.now() - said->second < 2 * kQuestion;
+  });
+}
+
+void Replica::on_view_of(Member from, const View& view) {
+  if (view.epoch == view_.epoch && in_sync(view_, from)) vouched_[from] = host_.now();
+}
+
 void Replica::forget() {
   CHECK(role() == Role::stranger);
   forget_log();
@@ -185,6 +206,7 @@ void Replica::adopt(const View& view) {
   const bool counts = was == Role::learner && (role() == Role::sync || role() == Role::primary);
   adopted_at_ = was == Role::stranger && broken(Defect::forget_grace) ? base::Time{} : now;
   deposing_ = taking_over_ = false;
+  vouched_.clear();
   verified_ = acked_ = 0;
   ack_due_ = false;
   wish_ = {};

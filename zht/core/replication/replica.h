@@ -194,6 +194,11 @@ class Replica {
   // What the store holds of it can go: this instance has no part in a view that is as safe as it has to be, and newer than the
   // one that took it in last. (Who begins again hears of views in any order, and may be needed in one it has not heard of.)
   bool is_spare() const;
+  // Before that: asks the sync members of its view, now and then; and whether all of them have lately said that they are there, in that
+  // view and in the lives it names. While they are not, this copy may be the best that is left.
+  void ask_whether_needed();
+  bool is_vouched() const;
+  void on_view_of(Member from, const View& view);  // `from` has told that it knows `view`
   void forget();  // the host has thrown it away (a stranger's only); its log is taken up anew
   // The host has failed: everything that waits is let go of.
   void abandon() { let_go(); }
@@ -324,6 +329,8 @@ class Replica {
 
   // As a stranger, and in general.
   std::map<InstanceId, Alive> standings_;
+  std::map<Member, base::Time> vouched_;  // sync members of this view that were there, and when they said so
+  base::Time next_question_{};
   base::Time next_standing_{};
   Change last_proposed_;
   unsigned proposed_ = 0;  // again, so often

@@ -98,6 +98,7 @@ void Replicator::on_message(const PeerMessage& message) {
   for (const ViewNews& one : message.views) {
     if (find(one.partition) != nullptr) news_.push_back(one);
     adopt(one.partition, one.view);
+    if (Replica* const replica = find(one.partition)) replica->on_view_of(message.from, one.view);
   }
   for (const Append& one : message.appends)
     if (static_cast<std::uint32_t>(one.partition) < kMaxPartitions) get(one.partition).on_append(message.from, one);

@@ -40,6 +40,7 @@ class ReplicationObserver {
   virtual void on_appended(Member, PartitionId, const Entry&, Position /*previous*/) {}  // by a primary
   virtual void on_committed(Member, PartitionId, Version /*first*/, Version /*last*/) {}
   virtual void on_broken(Member, PartitionId, std::string_view) {}
+  virtual void on_forgotten(Member, PartitionId, const View&) {}  // a copy is thrown away, for that view does without
 };
 
 // One thread.
