@@ -257,11 +257,18 @@ class Sandbox:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+GIVEN_PORTS = set()
+
+
 def free_port():
-    """A TCP port of 127.0.0.1 that nobody has at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A TCP port of 127.0.0.1 that nobody has at the moment, another each time: two nodes of a list are never given one."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        if port not in GIVEN_PORTS:
+            GIVEN_PORTS.add(port)
+            return port
 
 
 def python_package(box, requirement):

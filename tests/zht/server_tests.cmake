@@ -14,5 +14,5 @@ add_unit_test(zht_security_test
   SOURCES security_test.cc
   USES zht_security zht_net zht_client zht_node zht_support)
 add_unit_test(zht_peer_frame_test
-  SOURCES peer_frame_test.cc membership_test.cc
+  SOURCES peer_frame_test.cc membership_test.cc claims_test.cc
   USES zht_replication zht_server zht_proto)

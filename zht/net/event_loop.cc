@@ -166,18 +166,20 @@ void EventLoop::run_posted() {
 }
 
 void EventLoop::run() {
-  while (!stopped_) {
-    const int count = wait();
-    CHECK(count >= 0 || errno == EINTR, "epoll_wait");
-    event_count_ = static_cast<std::size_t>(std::max(count, 0));
-    for (std::size_t i = 0; i < event_count_; i++) {
-      if (events_[i].data.ptr == nullptr) run_posted();
-      else if (events_[i].events != 0) static_cast<Ready*>(events_[i].data.ptr)->on_ready(events_[i].events);
-    }
-    event_count_ = 0;
-    run_timers();
-    if (end_of_turn_) end_of_turn_();
+  while (!stopped_) turn();
+}
+
+void EventLoop::turn() {
+  const int count = wait();
+  CHECK(count >= 0 || errno == EINTR, "epoll_wait");
+  event_count_ = static_cast<std::size_t>(std::max(count, 0));
+  for (std::size_t i = 0; i < event_count_; i++) {
+    if (events_[i].data.ptr == nullptr) run_posted();
+    else if (events_[i].events != 0) static_cast<Ready*>(events_[i].data.ptr)->on_ready(events_[i].events);
   }
+  event_count_ = 0;
+  run_timers();
+  if (end_of_turn_) end_of_turn_();
 }
 
 }  // namespace zht::net

@@ -61,6 +61,7 @@ class EventLoop {
 
   void post(std::function<void()> work);  // any thread; runs in some later turn, in order
   void run();
+  void turn();  // of run(): waits for something and sees to it. For who has something to wait for before run()
   void stop();  // any thread
 
  private:

@@ -58,7 +58,8 @@ Result<security::Opener> credentials_of(const Settings& settings) {
   return security::load_credentials(settings.secret_file, {settings.tls_certificate, settings.tls_key, settings.tls_ca}, folder);
 }
 
-Result<std::unique_ptr<Node>> Node::start(const Settings& settings, const Procedures& procedures, std::unique_ptr<Witness> witness) {
+Result<std::unique_ptr<Node>> Node::start(const Settings& settings, const Procedures& procedures, std::unique_ptr<Witness> witness,
+                                          support::SignalWaiter* signals) {
   TRY(check_settings(settings));
   std::unique_ptr<Node> node(new Node);
   Parts& parts = *node->parts_;
@@ -89,8 +90,17 @@ Result<std::unique_ptr<Node>> Node::start(const Settings& settings, const Proced
   TRY_LET(opener, credentials_of(settings));
   parts.opener = std::move(opener);
   parts.services.emplace(settings.data);
-  if (!settings.in_memory) TRY(parts.choose_identity(cores));
+  if (!settings.in_memory) {
+    TRY(parts.choose_identity(cores));
+    TRY_LET(claims, Claims::open(settings.data, parts.identity.cluster));
+    parts.claims.emplace(std::move(claims));
+  }
   TRY(parts.listen_as_manager());
+  const bool new_founder = !settings.in_memory && parts.identity.member.incarnation == 0;
+  if (new_founder) {
+    TRY_LET(began, parts.begin_as_founder(signals));
+    if (!began) return std::unique_ptr<Node>();
+  }
   TRY(parts.open_cluster());
   TRY(parts.open_instances(procedures));
   TRY(parts.listen());
@@ -98,7 +108,7 @@ Result<std::unique_ptr<Node>> Node::start(const Settings& settings, const Proced
   parts.settle();
   for (auto& instance : parts.instances) instance->run();
   // The manager's socket last: who reaches it finds everything else serving.
-  if (settings.unix_sockets) TRY(parts.endpoint->listen_unix(parts.unix_path));
+  if (settings.unix_sockets && !new_founder) TRY(parts.endpoint->listen_unix(parts.unix_path));
   if (!settings.resp.empty()) TRY(parts.listen_for_redis(*node));
   if (!settings.http.empty()) TRY(parts.listen_for_http());
   logger().info("serving", {{"data", settings.data},

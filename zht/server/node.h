@@ -74,9 +74,10 @@ class Node {
  public:
   // Takes the data folder, recovers, listens. Errors: conflict (the folder is served already: pid; an address is in
   // use), invalid (settings), unsupported, corrupt, no_space, io. `procedures` outlives it. `witness`
-  // (null: none) is kept told what to say when this process has ended.
+  // (null: none) is kept told what to say when this process has ended. A node that a list of nodes names waits at its first start
+  // for the others of the list (claims.h), as long as that takes; null when one of `signals` or a request to stop ended that.
   static base::Result<std::unique_ptr<Node>> start(const Settings& settings, const Procedures& procedures,
-                                                   std::unique_ptr<Witness> witness = nullptr);
+                                                   std::unique_ptr<Witness> witness = nullptr, support::SignalWaiter* signals = nullptr);
   ~Node();
   // Serves until a signal of `signals` or a stop request; then ends the services, the instances and the sockets.
   void run(support::SignalWaiter& signals);

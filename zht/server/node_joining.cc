@@ -22,12 +22,15 @@ using base::Result;
 Result<void> Node::Parts::choose_identity(unsigned cores) {
   const auto instance_count = static_cast<std::uint32_t>(settings.instances), partitions = static_cast<std::uint32_t>(settings.partitions);
   auto known = read_identity(settings.data, instance_count, partitions);
-  if (known) {
+  if (!known && known.code() != Code::not_found) return known.error();
+  // What has no life yet is the folder of a founder that never came to serve.
+  const bool unborn = known && known->member.incarnation == 0 && known->founding.nodes.size() > 1;
+  const std::uint64_t uid = known ? known->member.node : base::entropy() | 1;
+  if (known && (!unborn || (settings.join.empty() && settings.nodes.empty()))) {
     identity = *known;
-  } else if (known.code() != Code::not_found) {
-    return known.error();
   } else if (!settings.join.empty()) {
-    TRY_LET(joined, join_cluster());
+    const base::Time until = clock.now() + std::chrono::seconds(60);
+    TRY_LET(joined, join_cluster(settings.join, uid, [&] { return clock.now() >= until; }));
     identity = joined;
     identity.instance_count = instance_count != 0 ? instance_count : cores;
     if (partitions != 0 && partitions != identity.partition_count)
@@ -51,6 +54,7 @@ Result<void> Node::Parts::choose_identity(unsigned cores) {
                   "; --listen or --advertise must be as the list has it");
     TRY_LET(fresh, fresh_identity(nodes[self].instances, partitions, cores));
     identity = fresh;
+    identity.member.node = uid;
     identity.number = self + 1;
     identity.founding.nodes = nodes;
     identity.founding.copies = static_cast<std::uint32_t>(settings.replicas);
@@ -64,19 +68,18 @@ Result<void> Node::Parts::choose_identity(unsigned cores) {
     identity.founding.copies = static_cast<std::uint32_t>(settings.replicas);
     identity.founding.sync_copies = static_cast<std::uint32_t>(settings.sync_replicas);
   }
+  if (identity.member.incarnation == 0 && identity.founding.nodes.size() > 1) return save_identity(settings.data, identity);
   return begin_life(settings.data, identity);
 }
 
-// Asks a node of the cluster for a number, until there is one.
-Result<Identity> Node::Parts::join_cluster() {
-  TRY_LET(seeds, client::parse_cluster(settings.join, opener));
+// Asks nodes of the cluster for a number, until there is one or `is_over`.
+Result<Identity> Node::Parts::join_cluster(const std::string& to, std::uint64_t uid, const std::function<bool()>& is_over) {
+  TRY_LET(seeds, client::parse_cluster(to, opener));
   wire::JoinRequest request;
-  const std::uint64_t uid = base::entropy() | 1;
   request.set_uid(uid);
   request.set_build(ZHT_VERSION);
   Error last{Code::unavailable, "no node to join"};
-  const base::Time until = clock.now() + std::chrono::seconds(60);
-  for (std::size_t n = 0; clock.now() < until; n++) {
+  for (std::size_t n = 0; !is_over(); n++) {
     const client::Address& seed = seeds[n % seeds.size()];
     const base::Time deadline = clock.now() + std::chrono::seconds(11);
     auto channel = client::Channel::open(seed, deadline);
@@ -104,7 +107,7 @@ Result<Identity> Node::Parts::join_cluster() {
     if (last.code == Code::invalid || last.code == Code::unsupported) break;
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
   }
-  return base::add_context("joining " + settings.join, std::move(last));
+  return base::add_context("joining " + to, std::move(last));
 }
 
 Result<void> Node::Parts::open_cluster() {
@@ -155,6 +158,20 @@ void Node::Parts::remember_others() {
   if (auto saved = support::write_file_atomically(settings.data + "/others.json", text); !saved)
     logger().warn("cannot remember the other nodes", {{"error", saved.error()}});
   else saved_managers = std::move(text);
+}
+
+// Whose number each is, as the others tell; see claims.h.
+void Node::Parts::note_uids() {
+  if (settings.in_memory) return;
+  for (const auto& [info, lives] : cluster->nodes(clock.now())) {
+    wire::NodeAbout about;
+    const auto number = static_cast<std::uint64_t>(info->node);
+    if (!about.ParseFromString(info->about) || about.uid() == 0 || claims->of(number) == about.uid()) continue;
+    const auto uid = claims->claim(number, about.uid());
+    if (uid && *uid != about.uid() && strangers.insert(number).second)
+      logger().error("a node serves with another data folder than it had: what it had acknowledged is gone. End it, empty its folder and have "
+                     "it --join", {{"node", number}, {"address", about.manager()}});
+  }
 }
 
 void Node::Parts::introduce() {

@@ -1,7 +1,7 @@
 // What a node is made of, for the files node*.cc alone: its cores, its instances, its listeners, and what it does with them. One
 // idea a file: node_requests (what the manager is asked), node_status (what it tells), node_joining (how it becomes one of a
-// cluster), node_pump (the cluster's core and the world), node_hand_over (partitions go elsewhere), node_recover (the last resort), node_instances,
-// node_listeners; node.cc puts them together.
+// cluster), node_founding (the first start of one of a list), node_pump (the cluster's core and the world), node_hand_over (partitions
+// go elsewhere), node_recover (the last resort), node_instances, node_listeners; node.cc puts them together.
 //
 // Threads: everything here belongs to the manager's loop once start() has returned, but `clients`, `elsewhere_once` and `table`.
 #pragma once
@@ -25,6 +25,7 @@
 #include "zht/net/peer_link.h"
 #include "zht/resp/gateway.h"
 #include "zht/security/guard.h"
+#include "zht/server/claims.h"
 #include "zht/server/cluster.h"
 #include "zht/server/http_endpoint.h"
 #include "zht/server/identity.h"
@@ -68,6 +69,8 @@ struct Node::Parts final : net::FrameHandler {
     base::Time until;
   };
   std::vector<Joining> joining;
+  std::optional<Claims> claims;  // none: nothing is kept on disk
+  std::string before;  // this node does not serve yet, because; empty: it does
   std::set<std::uint64_t> strangers;  // node numbers that were never given out; said once of each
   base::Time next_look{};
   bool pump_wanted = false, leaving = false;
@@ -114,7 +117,12 @@ struct Node::Parts final : net::FrameHandler {
   void stop();
   // The cluster.
   base::Result<void> choose_identity(unsigned cores);
-  base::Result<Identity> join_cluster();
+  base::Result<Identity> join_cluster(const std::string& to, std::uint64_t uid, const std::function<bool()>& is_over);
+  base::Result<bool> begin_as_founder(support::SignalWaiter* signals);  // false: told to end before it began
+  base::Result<bool> ask_founders();
+  void claim(const wire::Frame& frame, std::string& out);
+  void on_frame_before(const wire::Frame& frame, std::string& out);
+  void note_uids();
   base::Result<void> open_cluster();
   void settle();
   void introduce();

@@ -142,6 +142,7 @@ void Node::Parts::look_around(base::Time now) {
   if (where != addresses) news.addresses = addresses = std::move(where);
   if (news.candidates || news.sites || news.addresses) tell_all(std::move(news));
   remember_others();
+  note_uids();
   inform_witness(false);
   look_for_room();
   tell_safety();

@@ -9,6 +9,7 @@ using base::Code;
 using base::Result;
 
 void Node::Parts::on_frame(net::ConnectionNumber from, const wire::Frame& frame, std::string& out) {
+  if (!before.empty()) return on_frame_before(frame, out);
   const auto kind = static_cast<wire::ControlKind>(frame.op);
   const auto reply = [&](Code code, Bytes message, Bytes body) {
     wire::encode_control(out, wire::FrameType::control_reply, kind, frame.request, code, message, body);
@@ -77,6 +78,7 @@ void Node::Parts::on_frame(net::ConnectionNumber from, const wire::Frame& frame,
     }
     case wire::ControlKind::migrate: return migrate(frame, out);
     case wire::ControlKind::recover: return recover(frame, out);
+    case wire::ControlKind::claim: return settings.in_memory ? reply(Code::unsupported, "this node keeps nothing", {}) : claim(frame, out);
     case wire::ControlKind::complain: break;
     case wire::ControlKind::hello:
     case wire::ControlKind::prove: return reply(Code::unsupported, "this node has no cluster secret", {});

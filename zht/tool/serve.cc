@@ -118,8 +118,8 @@ base::Result<int> serve(const support::Program& program, const Flags& flags, con
                                                      program.common().quiet ? support::Level::error : support::Level::info)}));
   TRY(server::check_settings(settings));
   TRY_LET(witness, server::Witness::start([settings] { return server::credentials_of(settings); }));
-  TRY_LET(node, server::Node::start(settings, procedures, std::move(witness)));
-  node->run(signals);
+  TRY_LET(node, server::Node::start(settings, procedures, std::move(witness), &signals));
+  if (node) node->run(signals);
   return 0;
 }
 
