@@ -1,13 +1,24 @@
 #!/usr/bin/env python3
 """`zht recover`: what it says while nodes are gone, what it refuses, and the last resort when the data of two nodes are destroyed."""
+import os
 import shutil
 import unittest
 
 import harness
-from cluster_test import SLOW, Cluster
+from cluster_test import SLOW, Cluster, Node
 from harness import Pipe, Sandbox, wait_for
 
 KEYS = 200
+
+
+def damage(node):
+    """A bit of what the node has promised as a keeper is another."""
+    log = sorted(name for name in os.listdir(os.path.join(node.data, "keeper")) if name.startswith("log-"))[0]
+    with open(os.path.join(node.data, "keeper", log), "r+b") as file:
+        file.seek(600)
+        byte = file.read(1)
+        file.seek(600)
+        file.write(bytes([byte[0] ^ 4]))
 
 
 class Recover(unittest.TestCase):
@@ -110,6 +121,109 @@ class Recover(unittest.TestCase):
         node.start()
         cluster.wait_until_safe(4)
         self.read("new")
+
+    def test_two_of_three_keepers_are_destroyed_and_another_keeps(self):
+        box, self.cluster = self.box, Cluster(self.box, 5)
+        cluster, lost, rest = self.cluster, self.cluster.nodes[:2], self.cluster.nodes[2:]
+        self.fill("old")
+        wait_for(self.caught_up, "copies with all there is", SLOW)
+        for node in lost:
+            node.process.kill()
+        for node in lost:
+            node.process.wait(SLOW)
+        shutil.copytree(lost[0].data, box.path("kept"), ignore=shutil.ignore_patterns("*.sock"))
+        for node in lost:
+            shutil.rmtree(node.data)
+        box.environment["ZHT_CLUSTER"] = ",".join(node.address for node in rest)
+
+        def noticed():
+            out, _ = box.run("zht", "recover", expect=None)
+            return out if "1 of 3 keepers can vote" in out else None
+        out = wait_for(noticed, "news that the keepers are gone", SLOW)
+        self.assertIn(f"Start node 1 ({lost[0].address}), node 2 ({lost[1].address})", out)
+        self.assertRegex(out, r"zht recover --accept-data-loss --gone 1,2\n")
+        wait_for(lambda: sum(one["lives"] for one in cluster.status().get("nodes", [])) == 3, "news that two nodes are gone", SLOW)
+
+        # It is not done by mistake.
+        _, err = box.run("zht", "recover", "--accept-data-loss", "--yes", expect=5)
+        self.assertIn("--gone", err)
+        _, err = box.run("zht", "recover", "--accept-data-loss", "--yes", "--gone", "1", expect=5)
+        self.assertIn(f"start node 2 ({lost[1].address})", err)
+        _, err = box.run("zht", "recover", "--accept-data-loss", "--yes", "--gone", "1,2,3", expect=4)
+        self.assertIn(f"node 3 ({rest[0].address}) was declared gone, and answers", err)
+        _, err = box.run("zht", "recover", "--accept-data-loss", "--gone", "1,2", expect=2)
+        self.assertIn("--yes", err)
+
+        _, err = box.run("zht", "recover", "--accept-data-loss", "--yes", "--gone", "1,2")
+        self.assertIn(f"node 3 ({rest[0].address}) keeps", err)
+        self.read("old")  # the learners had it all
+        cluster.nodes = rest
+        cluster.wait_until_safe(3)
+        self.fill("new")
+
+        def keepers():
+            return [one["node"] for one in cluster.status().get("nodes", []) if one["keeper"]]
+        wait_for(lambda: keepers() == [3, 4, 5], "three keepers", SLOW)
+        _, err = box.run("zht", "recover", "--accept-data-loss", "--yes", "--gone", "1,2", expect=2)
+        self.assertIn("nothing to recover", err)
+
+        # One of the lost keepers comes back with all it had: it keeps no more, and serves nothing older.
+        node = type(rest[0])(box, 9)
+        node.data, node.options = box.path("kept"), ()
+        self.addCleanup(lambda: node.process.poll() is None and node.kill())
+        node.start()
+        cluster.wait_until_safe(4)
+        self.assertEqual(keepers(), [3, 4, 5])
+        self.read("new")
+
+    def test_a_keeper_whose_store_is_damaged_is_given_what_it_kept_by_the_others(self):
+        box, self.cluster = self.box, Cluster(self.box, 3)
+        cluster = self.cluster
+        self.fill("old")
+        node = cluster.nodes[0]
+        cluster.nodes[2].kill()  # so that there is something to vote about
+        cluster.nodes[2].start()
+        self.fill("old")
+        cluster.wait_until_safe()
+        node.kill()
+        self.fill("new")
+        damage(node)
+        node.start()
+
+        def whole():
+            told = cluster.status()
+            return told.get("safe") and told["living_keepers"] == 3 and sum(one["lives"] for one in told["nodes"]) == 3
+        wait_for(whole, "three keepers that can vote", SLOW)
+        with open(box.path("node-1.log"), encoding="utf-8") as text:
+            said = text.read()
+        self.assertIn("what this node kept is damaged", said)
+        self.assertIn(os.path.join(node.data, "keeper-damaged-1"), said)
+        self.assertTrue(os.path.isdir(os.path.join(node.data, "keeper-damaged-1")))
+        cluster.nodes[1].kill()  # it takes the vote of the first one now
+        cluster.use()
+        self.read("new")
+        self.fill("newer")
+
+    def test_a_lone_node_whose_keepers_store_is_damaged_goes_on(self):
+        box = self.box
+        node = Node(box, 1, "--partitions", "64")
+        self.addCleanup(lambda: node.process.poll() is None and node.kill())
+        box.environment["ZHT_CLUSTER"] = node.address
+        for value in ("old", "new"):
+            node.start()
+            wait_for(lambda: box.run("zht", "status", expect=None) and box.status == 0, "its service", SLOW)
+            self.fill(value)
+            node.kill()
+        damage(node)
+        node.start()
+        wait_for(lambda: box.run("zht", "status", expect=None) and box.status == 0, "its service", SLOW)
+        self.read("new")
+        self.fill("newer")
+        node.kill()
+        node.start()
+        wait_for(lambda: box.run("zht", "status", expect=None) and box.status == 0, "its service", SLOW)
+        self.read("newer")
+        self.assertTrue(os.path.isdir(os.path.join(node.data, "keeper-damaged-1")))
 
 
 if __name__ == "__main__":

@@ -33,8 +33,8 @@ void Node::start() {
   marked_ = unsynced_ = 0;
   out_.clear();
   asked_.clear();
-  if (world_.options.instances) open_instance();
-  else open_protocol();
+  if (!world_.options.instances) open_protocol();
+  else if (!open_instance()) return die_opening();
   const Member self = replicator->self();
   std::vector<View> views = world_.first;
   if (incarnation > 1 && !defects.has(Defect::same_incarnation)) views.assign(views.size(), View{});
@@ -56,12 +56,25 @@ void Node::start() {
   keeping.replace = std::chrono::microseconds(world_.replace_after);
   keeping.defects = defects;
   keeping.seed = world_.random.next();
+  keeping.voted = voted_;
+  keeping.note_voted = [this](std::uint64_t config) -> Result<void> {
+    voted_ = config;
+    return {};
+  };
   keepership = std::make_unique<Keepership>(keeping, *manager, [this] { return open_registers(); });
   if (keepership->keeps(options.self) || !keeper_disk.paths().empty()) {
     std::vector<View> registers = world_.first;
     registers.push_back(keepers_view(1, {options.self}));  // of numbers, which nobody asks for here
+    const bool dies = world_.dies_opening();
+    if (dies) keeper_disk.stop_at(keeper_disk.operations() + 1 + world_.random.below(8));
     const auto begun = keepership->begin(std::move(registers));
+    if (!begun && dies) return die_opening();
     CHECK(begun.has_value(), begun ? "" : begun.error().message);
+    keeper_disk.stop_at(~std::uint64_t{0});
+    if (keepership->has_lost_registers()) {
+      world_.say("n%d has lost what it kept", id_);
+      world_.happened(Happened::keeper_lost);
+    }
   }
   round([this] {
     for (std::uint32_t p = 0; p < world_.partition_count; p++) {
@@ -72,14 +85,40 @@ void Node::start() {
   tick();
 }
 
-Result<RegisterStore*> Node::open_registers() {
+bool Node::load_registers() {
   novoht::Options options;
   options.segment_size = 1 << 16;
-  TRY_LET(opened, novoht::Store::open(keeper_disk, "keeper", options));
-  registers_ = std::move(opened);
+  auto opened = novoht::Store::open(keeper_disk, "keeper", options);
+  CHECK(opened || opened.code() == base::Code::corrupt || opened.code() == base::Code::io, opened ? "" : opened.error().message);
+  if (!opened) return opened.code() == base::Code::io;
+  registers_ = *std::move(opened);
+  register_store_ = std::make_unique<StoredRegisters>(*registers_, novoht::TableId{0});
+  std::vector<Register> all(world_.partition_count + 3);
+  return register_store_->load(all).has_value();
+}
+
+// What is damaged is put aside, as a node's server does it.
+Result<RegisterStore*> Node::open_registers() {
+  if (!load_registers()) {
+    register_store_.reset();
+    registers_.reset();
+    keeper_disk.stop_at(~std::uint64_t{0});  // it is one step there
+    for (const std::string& path : keeper_disk.paths()) TRY(keeper_disk.remove(path));
+    TRY(keeper_disk.sync_folder("keeper"));
+    CHECK(load_registers());
+  }
+  if (!registers_) return base::fail(base::Code::io, "it died");
   if (world_.options.defects.has(Defect::keeper_unsynced)) register_store_ = std::make_unique<UnsyncedRegisters>(*registers_);
-  else register_store_ = std::make_unique<StoredRegisters>(*registers_, novoht::TableId{0});
   return register_store_.get();
+}
+
+void Node::die_opening() {
+  world_.happened(Happened::died_opening);
+  const bool power = world_.loses_power();
+  world_.say("n%d dies while it opens a store%s", id_, power ? " (power)" : "");
+  stop(power);
+  if (power) world_.look_for_losses();
+  world_.at(world_.now + between(world_.random, 300, 40 * ms), [this] { world_.restart(id_); });
 }
 
 void Node::open_protocol() {
@@ -97,7 +136,7 @@ void Node::open_protocol() {
       [this](int client, const Request& request) { reply_retry(client, request); });
 }
 
-void Node::open_instance() {
+bool Node::open_instance() {
   core::InstanceOptions options;
   options.id = InstanceId{static_cast<std::uint32_t>(id_)};
   options.clustered = true;
@@ -111,7 +150,11 @@ void Node::open_instance() {
   options.keep_departed = std::chrono::milliseconds(50 + world_.random.below(3000));
   options.defects = world_.options.defects;
   options.observer = this;
+  const bool dies = world_.dies_opening();
+  if (dies) disk.stop_at(disk.operations() + 1 + world_.random.below(20));
   auto opened = Instance::open(disk, "store", options, procedures(), std::vector<View>(world_.partition_count));
+  if (!opened && dies) return false;
+  disk.stop_at(~std::uint64_t{0});
   CHECK(opened.has_value(), opened ? "" : opened.error().message);
   instance = *std::move(opened);
   replicator = &instance->replicator();
@@ -128,6 +171,7 @@ void Node::open_instance() {
   }
   world_.look_for_losses();
   check_tables("opened");
+  return true;
 }
 
 // Whatever brought them there, the tables are what they must be at the log's end.
@@ -152,6 +196,7 @@ void Node::set_full(bool full) {
 
 void Node::stop(bool power) {
   up = false;
+  ended[incarnation] = world_.now;
   life_++;
   if (instance) world_.result.rewinds += instance->replicated_store().rewinds();
   replicator = nullptr;
@@ -526,6 +571,18 @@ void Node::on_broken(Member, PartitionId partition, std::string_view what) {
   world_.bad("broken inside", Cluster::name(id_) + ": " + std::string(what));
 }
 
+// Those who count must have been there a moment ago: as long as their answer may be under way, and counts.
+void Node::on_forgotten(Member, PartitionId partition, const View& view) {
+  world_.happened(Happened::forgotten);
+  for (Member one : view.sync) {
+    const Node& node = world_.nodes[static_cast<std::size_t>(static_cast<std::uint32_t>(one.instance))];
+    const auto end = node.ended.find(one.incarnation);
+    if (end == node.ended.end() || world_.now - end->second < 3500 * ms) continue;
+    world_.bad("a copy was thrown away while those that count were gone",
+               Cluster::name(id_) + " partition " + std::to_string(static_cast<std::uint32_t>(partition)) + " view " + to_string(view));
+  }
+}
+
 // --- a client ---
 
 void Client::next() {
@@ -707,7 +764,8 @@ Cluster::Cluster(std::uint64_t seed, const RunOptions& run) : random(seed * 2 + 
     weigh(Fault::crash_primary, 4);
     weigh(Fault::power_primary, 2);
   }
-  if (options.emphasis == RunOptions::Emphasis::disaster) {  // what was acknowledged is synced, and lost with the disks alone
+  if (options.emphasis == RunOptions::Emphasis::disaster || options.emphasis == RunOptions::Emphasis::lost_keepers) {
+    // What was acknowledged is synced, and lost with the disks alone.
     always = true;
     rot_allowed_ = false;
   }
@@ -754,6 +812,7 @@ RunResult Cluster::run() {
     at(1 * sec + between(random, 0, 200 * ms), [this] { crash(static_cast<int>(static_cast<std::uint32_t>(latest_[0].primary.instance)), false); });
   }
   if (options.emphasis == RunOptions::Emphasis::disaster) at(between(random, 800 * ms, stop_faults), [this] { destroy(); });
+  if (options.emphasis == RunOptions::Emphasis::lost_keepers) at(between(random, 800 * ms, stop_faults), [this] { destroy_keepers(); });
   at(stop_faults, [this] { heal(); });
   at(work_until + 500 * ms, [this] { clients.back().read_all(); });
   while (!events_.empty() && now < end && result.violations.size() < 20 && !clients.back().finished) {
@@ -824,6 +883,9 @@ void Cluster::learned(PartitionId partition, const View& view) {
     return;
   }
   result.views++;
+  // Those that were given up ask who keeps when they come back, and can reach everyone by then.
+  if (now > stop_faults && number(view.epoch) >> 32 < number(latest_[p].epoch) >> 32)
+    bad("keepers that were given up go on", "partition " + std::to_string(p) + " view " + to_string(view));
   const auto before = decided_.find({p, number(view.epoch) - 1});
   if (before != decided_.end() && before->second.primary.instance != view.primary.instance && in_sync(view, before->second.primary))
     happened(Happened::moved);
@@ -861,6 +923,8 @@ bool Cluster::crash_now(int node) {
   return true;
 }
 
+bool Cluster::dies_opening() { return crash_point_ > 0 && now < stop_faults && now > 0 && random.chance(0.1); }
+
 void Cluster::crash(int i, bool power) {
   Node& node = nodes[static_cast<std::size_t>(i)];
   if (!node.up) return;
@@ -871,6 +935,7 @@ void Cluster::crash(int i, bool power) {
   happened(Happened::killed);
   if (power) look_for_losses();
   if (rot_allowed_) rot(i);
+  if (rot_allowed_) rot_keeper(i);
   const bool scenario = options.scenario != RunOptions::Scenario::faults;
   if (scenario ? options.scenario == RunOptions::Scenario::process_dies : !power && random.chance(0.4)) reaped(old, 5);
   Micros away = random.chance(0.4) ? between(random, 5 * ms, 100 * ms) : between(random, 100 * ms, 1500 * ms);
@@ -901,6 +966,21 @@ void Cluster::rot(int i) {
   losses.rotted(node.self());
   happened(Happened::bit_rot);
   say("rot in n%d at byte %llu of %s", i, static_cast<unsigned long long>(byte), where.path.c_str());
+}
+
+// What a keeper has promised, as long as all others have theirs: two of three that forget leave nobody to decide.
+void Cluster::rot_keeper(int i) {
+  if (!keeps(i) || keepers.size() < 3 || !random.chance(0.3)) return;
+  for (const auto& [node, when] : keeper_rot_)
+    if (when + 1 >= config) return;
+  Node& node = nodes[static_cast<std::size_t>(i)];
+  Stretch where{any_file(node.keeper_disk, "keeper", random)};
+  where.size = std::min<std::size_t>(node.keeper_disk.contents(where.path).size(), 4096);  // the rest is not written yet, mostly
+  if (where.size < 100) return;
+  keeper_rot_[i] = config;
+  const std::uint64_t byte = flip_a_bit(node.keeper_disk, where, random);
+  happened(Happened::keeper_rot);
+  say("rot in what n%d keeps at byte %llu of %s", i, static_cast<unsigned long long>(byte), where.path.c_str());
 }
 
 // The node's own init has seen the process die, and says so.
@@ -1136,6 +1216,7 @@ void Cluster::cut(Links links, Micros hold) {
 
 void Cluster::heal() {
   say("heal");
+  const Micros together = random.chance(0.5) ? between(random, 0, 1500 * ms) : -1;
   cut_.clear();
   loss_ = repeat_ = 0;
   slow_until_ = 0;
@@ -1146,7 +1227,10 @@ void Cluster::heal() {
     node.paused_until = now;
     node.leaving = false;
     if (node.removed) {  // it comes back although it was given up
-      at(now + between(random, 0, 1500 * ms), [this, i] { nodes[static_cast<std::size_t>(i)].removed = false, restart(i); });
+      at(now + (together >= 0 ? together : between(random, 0, 1500 * ms)), [this, i] {
+        nodes[static_cast<std::size_t>(i)].removed = false;
+        restart(i);
+      });
       continue;
     }
     if (node.up) node.set_full(false);

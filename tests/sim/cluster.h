@@ -22,7 +22,7 @@ struct RunOptions {
   bool verbose = false;  // the story, on stdout
   bool messages = false;  // ... and what instances say to each other
   // What the world does most: chance alone takes long to find some defects.
-  enum class Emphasis : std::uint8_t { none, power, stalls, loaded, refusals, keepers, rot, disaster } emphasis = Emphasis::none;
+  enum class Emphasis : std::uint8_t { none, power, stalls, loaded, refusals, keepers, rot, disaster, lost_keepers } emphasis = Emphasis::none;
   // One clean crash instead of faults: how long does nothing work?
   enum class Scenario : std::uint8_t { faults, node_dies, process_dies } scenario = Scenario::faults;
 };
@@ -39,6 +39,9 @@ struct RunResult {
   // Disaster: how often all synchronous copies of a partition were destroyed, and a person went on with what was left. Who asked
   // in that partition before is not judged.
   std::uint64_t disasters = 0, abandoned = 0;
+  // Lost keepers: how often a node went on alone, and in how many partitions it had not heard of the newest view: those are not
+  // judged any more.
+  std::uint64_t kept_alone = 0, undone = 0;
   bool sole_copy_lost = false;  // the world destroyed the last copy of a partition: that one is not judged any more
 };
 

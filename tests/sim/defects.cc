@@ -21,6 +21,8 @@ constexpr KnownDefect kKnown[] = {
     {"keeper_unsynced", Defect::keeper_unsynced, 300},
     {"keeper_amnesia", Defect::keeper_amnesia, 300},
     {"install_from_one", Defect::install_from_one, 1000, true, Emphasis::keepers},
+    {"vote_unasked", Defect::vote_unasked, 400, true, Emphasis::lost_keepers},
+    {"same_generation", Defect::same_generation, 400, true, Emphasis::lost_keepers},
     {"trust_old_refusal", Defect::trust_old_refusal, 300, true, Emphasis::refusals},
     {"no_retry_table", Defect::no_retry_table, 300},
     {"forget_refusals", Defect::forget_refusals, 400, false},

@@ -22,6 +22,10 @@ const char* name_of(Happened kind) {
     case Happened::disk_full: return "disk full";
     case Happened::disk_failed: return "disk failed";
     case Happened::bit_rot: return "bit rot";
+    case Happened::keeper_rot: return "bit rot at a keeper";
+    case Happened::keeper_lost: return "keeper lost its promises";
+    case Happened::forgotten: return "copy of a former member thrown away";
+    case Happened::died_opening: return "died while it opened a store";
     case Happened::clock_rate: return "clock drifts otherwise";
     case Happened::clock_jump: return "clock jumped";
     case Happened::joined: return "node joined";

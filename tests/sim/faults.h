@@ -27,6 +27,10 @@ enum class Happened : std::uint8_t {
   disk_full,         // a write found no room
   disk_failed,       // a sync failed
   bit_rot,           // a bit of a log or checkpoint changed by itself
+  keeper_rot,        // ... of what a keeper had promised
+  keeper_lost,       // a keeper began again without what it had promised
+  forgotten,         // a former member threw its copy away
+  died_opening,      // a process or its machine ended while it opened a store
   clock_rate,        // a clock went faster or slower than before
   clock_jump,        // the time of day jumped, by up to a day, either way
   joined,            // a node that was not there came in

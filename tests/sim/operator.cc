@@ -54,6 +54,82 @@ void Cluster::operate() {
   if (now < work_until) at(now + between(random, 150 * ms, 400 * ms), [this] { operate(); });
 }
 
+// A majority of those who keep, or all of them, are gone with what they had promised; some disks are found again at the end.
+void Cluster::destroy_keepers() {
+  std::vector<NodeId> victims = keepers;
+  const std::size_t many = random.chance(0.2) ? victims.size() : victims.size() / 2 + 1;
+  while (victims.size() > many) victims.erase(victims.begin() + static_cast<std::ptrdiff_t>(random.below(victims.size())));
+  result.disasters++;
+  for (NodeId one : victims) {
+    Node& node = nodes[static_cast<std::size_t>(one)];
+    if (node.up) node.stop(false);
+    node.disk.fail_syncs(false);
+    node.keeper_disk.fail_syncs(false);
+    // What all keepers had on their disks, and nobody else remembers, nobody can bring back.
+    const bool emptied = random.chance(0.4) && (victims.size() < keepers.size() || one != victims.front());
+    if (emptied) {
+      for (const auto& [disk, folder] : {std::pair(&node.disk, "store"), std::pair(&node.keeper_disk, "keeper")})
+        for (const std::string& path : disk->paths()) CHECK(disk->remove(path).has_value() && disk->sync_folder(folder).has_value());
+    }
+    node.removed = true;
+    say("keeper n%d is destroyed%s", static_cast<int>(one), emptied ? ", and its disk" : "; its disk is found again later");
+  }
+  at(now + between(random, 300 * ms, 1500 * ms), [this] { replace_keepers(); });
+}
+
+// As `zht recover --accept-data-loss --gone` does it.
+void Cluster::replace_keepers() {
+  const auto again = [this] { if (now < work_until) at(now + between(random, 100 * ms, 300 * ms), [this] { replace_keepers(); }); };
+  std::uint64_t newest = 0;
+  for (const Node& node : nodes)
+    if (node.up) newest = std::max(newest, node.keepership->config());
+  Node* chosen = nullptr;
+  std::size_t vote = 0;
+  const std::vector<NodeId>* who = nullptr;
+  for (Node& node : nodes) {
+    if (!node.up || now < node.paused_until || node.keepership->config() != newest) continue;
+    who = &node.keepership->keepers();
+    const bool keeper = node.keepership->keeps(NodeId{static_cast<std::uint64_t>(node.number())}) && !node.keepership->has_lost_registers();
+    vote += keeper;
+    const bool was = chosen != nullptr && chosen->keepership->keeps(NodeId{static_cast<std::uint64_t>(chosen->number())});
+    if (chosen == nullptr || (keeper && !was) || (keeper == was && node.manager->version() > chosen->manager->version())) chosen = &node;
+  }
+  if (chosen == nullptr) return again();
+  std::size_t gone = 0;  // for good, or with all they had promised
+  for (NodeId one : *who) {
+    const Node& node = nodes[static_cast<std::size_t>(one)];
+    gone += node.removed || (node.up && node.keepership->has_lost_registers());
+  }
+  if (vote * 2 > who->size()) return operate();  // enough of them are there, for others had taken their place
+  if (gone + vote < who->size() || !chosen->keep_alone(newest)) return again();  // one that is silent may come back
+  result.kept_alone++;
+  say("n%d keeps alone, configuration %llu", chosen->number(), static_cast<unsigned long long>(chosen->keepership->config()));
+  at(now + between(random, 100 * ms, 500 * ms), [this] { operate(); });
+}
+
+bool Node::keep_alone(std::uint64_t config) {
+  bool done = false;
+  round([&] {
+    const std::vector<View> newest = [&] {
+      std::vector<View> all;
+      for (std::uint32_t p = 0; p < world_.partition_count; p++) all.push_back(world_.latest(p));
+      return all;
+    }();
+    const auto kept = keepership->keep_alone(config, world_.random.next());
+    if (!kept) return world_.say("n%d refuses to keep: %s", id_, kept.error().message.c_str());
+    done = true;
+    for (std::uint32_t p = 0; p < world_.partition_count; p++) {
+      View was = newest[p];
+      was.epoch = manager->view(PartitionId{p}).epoch;
+      if (was == manager->view(PartitionId{p})) continue;
+      world_.say("partition %u: the view %s is undone", p, to_string(newest[p]).c_str());
+      world_.result.undone++;
+      world_.history.give_up(p);
+    }
+  });
+  return done;
+}
+
 // Told of every view that is decided.
 void Cluster::look_for_abandoned(std::uint32_t p, const View& view) {
   const Epoch before{number(view.epoch) - 1};

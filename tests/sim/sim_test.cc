@@ -148,6 +148,25 @@ TEST(Disaster, IsSurvivedWithTheBestCopyThatIsLeft) {
   EXPECT_GT(answered, seeds * 1000);
 }
 
+// Two of three keepers are destroyed, or all, and a person has another node keep: nothing is lost but what the lost ones alone knew to
+// be decided, and they do not go on when they come back.
+TEST(LostKeepers, AreReplacedByOneThatKeepsAlone) {
+  RunOptions options;
+  options.emphasis = RunOptions::Emphasis::lost_keepers;
+  const std::uint64_t seeds = is_long() ? 4'000 : kSanitized ? 10 : 100;
+  RunResult sum;
+  for (std::uint64_t seed = 1; seed <= seeds; seed++) {
+    const RunResult result = run_cluster(seed, options);
+    for (const Violation& one : result.violations) ADD_FAILURE() << one.kind << ": " << one.text << "\n  " << replay(seed, " --lost-keepers");
+    sum.kept_alone += result.kept_alone;
+    sum.undone += result.undone;
+    sum.answered += result.answered;
+  }
+  EXPECT_GT(sum.kept_alone, seeds * 3 / 4);
+  EXPECT_LT(sum.undone, seeds / 3) << "nearly all is judged";
+  EXPECT_GT(sum.answered, seeds * 1000);
+}
+
 class Defective : public testing::TestWithParam<KnownDefect> {};
 
 TEST_P(Defective, IsFound) {

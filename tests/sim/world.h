@@ -48,13 +48,16 @@ class Node final : public ReplicationObserver {
   void deliver(int from, const PacketPtr& packet);
   void set_goal(PartitionId partition, const Goal& goal);
   void take_over(PartitionId partition, Epoch epoch, Position end);
+  bool keep_alone(std::uint64_t config);
   void set_clock(double rate, Micros wall_ahead);
+  int number() const { return id_; }
   Member self() const { return {InstanceId{static_cast<std::uint32_t>(id_)}, incarnation}; }
   Micros local(Micros now) const { return offset_ + static_cast<Micros>(static_cast<double>(now) * rate_); }
 
   bool up = false, powered = true, known = false, leaving = false;
   bool removed = false;  // its machine is gone, and nobody starts it
   Micros paused_until = 0;
+  std::map<std::uint64_t, Micros> ended;  // by incarnation: when
   base::MemoryFiles disk, keeper_disk;
   std::uint64_t incarnation = 1, boot = 1;
   std::unique_ptr<SimStore> store;     // of the bare protocol
@@ -68,10 +71,12 @@ class Node final : public ReplicationObserver {
 
  private:
   Result<RegisterStore*> open_registers();
+  bool load_registers();
+  void die_opening();
   base::Time now() const;
   base::WallTime wall() const { return base::from_millis(kWallMillis) + std::chrono::microseconds(local(world_now()) + wall_ahead_); }
   Micros world_now() const;
-  void open_instance();
+  bool open_instance();  // false: it died meanwhile
   void open_protocol();
   void instance_round(const std::function<void()>& work);
   void take_frames(Bytes frames);
@@ -91,6 +96,7 @@ class Node final : public ReplicationObserver {
   void on_appended(Member, PartitionId partition, const Entry& entry, Position previous) override;
   void on_committed(Member, PartitionId partition, Version first, Version last) override;
   void on_broken(Member, PartitionId, std::string_view what) override;
+  void on_forgotten(Member, PartitionId partition, const View& view) override;
 
   Cluster& world_;
   const int id_;
@@ -98,7 +104,7 @@ class Node final : public ReplicationObserver {
   double rate_ = 1;
   Micros offset_ = 0, wall_ahead_ = 0;
   Micros synced_at_ = 0;
-  std::uint64_t config_ = 1;        // who keeps, as durably noted
+  std::uint64_t config_ = 1, voted_ = 0;  // who keeps, as durably noted, and in what this node has voted
   std::vector<NodeId> keepers_;
   std::unique_ptr<novoht::Store> registers_;
   std::unique_ptr<RegisterStore> register_store_;
@@ -160,6 +166,9 @@ class Cluster {
   bool is_destroyed(std::uint32_t partition) const;
   void crash_point(int node);
   bool crash_now(int node);
+  void restart(int node);
+  bool dies_opening();
+  bool loses_power() { return power_ && random.chance(0.5); }
   void say(const char* format, ...) __attribute__((format(printf, 2, 3)));
   void happened(Happened kind) { result.happened.add(kind); }
   // A keeper has said that it accepts what `proposer` proposed.
@@ -207,8 +216,8 @@ class Cluster {
   void fault();
   void crash(int node, bool power);
   void reaped(Member who, int times);
-  void restart(int node);
   void rot(int node);
+  void rot_keeper(int node);
   void cut(Links links, Micros hold);
   void split(const std::set<int>& side, Micros hold, bool clients_too);
   void move_something();
@@ -217,6 +226,8 @@ class Cluster {
   // operator.cc
   void destroy();
   void operate();
+  void destroy_keepers();
+  void replace_keepers();
   void look_for_abandoned(std::uint32_t partition, const View& view);
   void deliver(int from, int to, std::uint64_t order, const PacketPtr& packet);
   void heal();
@@ -236,6 +247,7 @@ class Cluster {
   std::vector<View> latest_;
   std::map<std::pair<std::uint32_t, std::uint64_t>, View> decided_;
   std::map<std::uint64_t, std::vector<NodeId>> decided_keepers_;
+  std::map<int, std::uint64_t> keeper_rot_;  // by node: in which configuration of the keepers
 };
 
 }  // namespace zht::sim

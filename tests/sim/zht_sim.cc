@@ -1,6 +1,6 @@
 // Runs simulated clusters: one seed, one run, repeated exactly.
 //   zht_sim --seeds 1000 [--from 1] [--defect NAME] [--seconds 5] [--verbose | --messages]
-//           [--protocol] [--power | --stalls | --loaded | --refusals | --keepers | --rot | --disaster]
+//           [--protocol] [--power | --stalls | --loaded | --refusals | --keepers | --rot | --disaster | --lost-keepers]
 //           [--node-dies | --process-dies]
 //   zht_sim ... --stats       what the world did to them, by kind
 //   zht_sim --list
@@ -37,6 +37,7 @@ int main(int argc, char** argv) {
     else if (flag == "--keepers") options.emphasis = RunOptions::Emphasis::keepers;
     else if (flag == "--rot") options.emphasis = RunOptions::Emphasis::rot;
     else if (flag == "--disaster") options.emphasis = RunOptions::Emphasis::disaster;
+    else if (flag == "--lost-keepers") options.emphasis = RunOptions::Emphasis::lost_keepers;
     else if (flag == "--protocol") options.instances = false;
     else if (flag == "--node-dies") options.scenario = RunOptions::Scenario::node_dies;
     else if (flag == "--process-dies") options.scenario = RunOptions::Scenario::process_dies;
@@ -54,7 +55,7 @@ int main(int argc, char** argv) {
       return 0;
     } else {
       std::fprintf(stderr, "zht_sim --seeds N [--from N] [--defect NAME] [--seconds S] [--verbose | --messages] [--stats]\n"
-                           "        [--protocol] [--power | --stalls | --loaded | --refusals | --keepers | --rot | --disaster]\n"
+                           "        [--protocol] [--power | --stalls | --loaded | --refusals | --keepers | --rot | --disaster | --lost-keepers]\n"
                            "        [--node-dies | --process-dies]\n"
                            "zht_sim --list\n");
       return flag == "--help" ? 0 : 2;
@@ -81,6 +82,8 @@ int main(int argc, char** argv) {
     sum.last_second_lost += one.last_second_lost;
     sum.disasters += one.disasters;
     sum.abandoned += one.abandoned;
+    sum.kept_alone += one.kept_alone;
+    sum.undone += one.undone;
     sum.happened += one.happened;
     gaps.push_back(one.longest_gap);
     bad += !one.violations.empty();
@@ -108,6 +111,8 @@ int main(int argc, char** argv) {
     std::printf("    %-36s %12llu\n", name_of(kind), count(sum.happened.of(kind)));
   }
   if (sum.disasters > 0) std::printf("    disasters %llu, partitions given up %llu\n", count(sum.disasters), count(sum.abandoned));
+  if (sum.kept_alone > 0)
+    std::printf("    kept alone %llu, partitions whose newest view was undone %llu\n", count(sum.kept_alone), count(sum.undone));
   for (const auto& [kind, seen] : kinds)
     std::printf("    %-42s in %d seeds, first %llu\n", kind.c_str(), seen.first, count(seen.second));
   return bad > 0 ? 1 : 0;

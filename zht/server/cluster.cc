@@ -99,20 +99,82 @@ Result<std::unique_ptr<Cluster>> Cluster::open(ClusterOptions options, base::Fil
   keeping.keepers = keepers;
   keeping.replace = mine.replace_keeper;
   keeping.seed = base::entropy();
+  keeping.voted = identity.voted;
+  if (!identity.voted && identity.member.incarnation > 1) {  // of a build that did not note it
+    TRY_LET(there, files.exists(mine.folder));
+    if (there) TRY(cluster->open_registers());
+    if (!cluster->damage_.empty()) keeping.voted = identity.config;
+  }
   Cluster* const raw = cluster.get();
+  keeping.note_voted = [raw](std::uint64_t config) -> Result<void> {
+    Identity changed = raw->options_.identity;
+    changed.voted = config;
+    if (raw->options_.save) TRY(raw->options_.save(changed));
+    raw->options_.identity = std::move(changed);
+    return {};
+  };
   cluster->keepership_ = std::make_unique<Keepership>(std::move(keeping), *cluster->manager_, [raw] { return raw->open_registers(); });
   TRY_LET(kept, files.exists(cluster->options_.folder));
-  if (kept || cluster->keepership_->keeps(self)) TRY(cluster->keepership_->begin(std::move(first)));
+  if (kept || cluster->keepership_->keeps(self)) TRY(cluster->keepership_->begin(first));
+  // Nobody else ever knew anything of a lone node's views.
+  const bool lone = identity.founding.nodes.size() == 1 && identity.keepers == std::vector<std::uint64_t>{1} && cluster->alone({});
+  if (lone && cluster->keepership_->has_lost_registers()) {
+    for (std::uint32_t p = 0; p < identity.partition_count; p++) cluster->manager_->adopt(PartitionId{p}, first[p]);
+    TRY(cluster->keepership_->keep_alone(identity.config, base::entropy()));
+  }
   return cluster;
 }
 
-Result<RegisterStore*> Cluster::open_registers() {
+Result<void> Cluster::open_store() {
   novoht::Options store;
   store.segment_size = std::uint64_t{1} << 20;
   TRY_LET(opened, novoht::Store::open(files_, options_.folder, store));
+  auto registers = std::make_unique<StoredRegisters>(*opened, novoht::TableId{0});
+  std::vector<Register> all(std::size_t{options_.identity.partition_count} + 3);
+  TRY(registers->load(all));
   store_ = std::move(opened);
-  registers_ = std::make_unique<StoredRegisters>(*store_, novoht::TableId{0});
+  registers_ = std::move(registers);
+  return {};
+}
+
+// What is damaged is put aside, where a person may look at it. What was promised there is lost, so this node will not vote before
+// the others have given it their registers in a newer configuration; but what its instances hold is there all the same.
+Result<RegisterStore*> Cluster::open_registers() {
+  if (registers_) return registers_.get();
+  auto opened = open_store();
+  if (!opened && opened.code() == base::Code::corrupt) {
+    std::string aside;
+    for (int n = 1; aside.empty(); n++) {
+      const std::string path = options_.folder + "-damaged-" + std::to_string(n);
+      TRY_LET(taken, files_.exists(path));
+      if (!taken) aside = path;
+    }
+    TRY(files_.rename(options_.folder, aside));
+    damage_ = opened.error().message + "; put aside as " + aside;
+    opened = open_store();
+  }
+  if (!opened) return std::move(opened).error();
   return registers_.get();
+}
+
+Result<void> Cluster::keep_alone(std::uint64_t config, const std::set<std::uint64_t>& gone, base::Time now) {
+  if (config != this->config()) return base::fail(base::Code::conflict, "the keepers have changed meanwhile");
+  std::size_t vote = 0;
+  for (std::uint64_t one : keepers()) {
+    if (one == self()) {
+      vote += keepership_->votes();
+      continue;
+    }
+    bool lives = false, lost = false;
+    for (const auto& [info, living] : nodes(now))
+      if (id(info->node) == one) lives = living, lost = info->lost_registers == config;
+    if (lives && gone.contains(one)) return base::fail(base::Code::conflict, "node ", one, " was given up, and lives");
+    if (!lives && !gone.contains(one)) return base::fail(base::Code::conflict, "node ", one, " keeps, is silent, and was not given up");
+    vote += lives && !lost;
+  }
+  if (vote * 2 > keepers().size()) return base::fail(base::Code::conflict, "a majority of the keepers lives");
+  TRY(keepership_->keep_alone(config, base::entropy()));
+  return {};
 }
 
 // So that the next life asks the right ones. When it cannot be noted it is tried again: what counts is in the registers.

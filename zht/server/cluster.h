@@ -30,7 +30,7 @@ struct ClusterOptions {
   std::uint64_t max_value_size = 0;
   bool balances = true;
   base::Duration replace_keeper = std::chrono::seconds(10);  // one that nobody heard for this long is replaced
-  // Durably notes other keepers than `identity` has. An error: they stay as they were.
+  // Durably notes what of the keepers is not as `identity` has it. An error: that stays as it was.
   std::function<base::Result<void>(const Identity&)> save;
 };
 
@@ -56,6 +56,9 @@ class Cluster {
   std::optional<std::uint64_t> enrol(std::uint64_t uid);
   // What empties this node, for a while, of what others have copies of.
   std::vector<replication::Placed> hand_over(base::Time now) const { return manager_->hand_over(now); }
+  // The last resort (Keepership::keep_alone): `gone` are nodes of which a person says that they will never come back. conflict: that
+  // is not all the keepers there are but a minority, or one of them lives.
+  base::Result<void> keep_alone(std::uint64_t config, const std::set<std::uint64_t>& gone, base::Time now);
   // Where a partition shall be, told to whoever leads it.
   void send_goal(const replication::Placed& goal);
 
@@ -82,6 +85,9 @@ class Cluster {
   std::vector<replication::Manager::Acquaintance> nodes(base::Time now) const { return manager_->acquaintances(now); }
   wire::NodeAbout about(std::uint64_t node) const;  // empty: not heard of yet
   bool is_keeper() const { return keepership_->votes(); }
+  // What this node kept was damaged, and put aside: where, and what was wrong. Empty: nothing.
+  const std::string& damage() const { return damage_; }
+  bool has_lost_registers() const { return keepership_->has_lost_registers(); }
   // Whether others have what this node kept: if it does keep it must not leave.
   bool may_leave() const { return keepership_->may_leave(); }
   const std::vector<std::uint64_t>& keepers() const { return options_.identity.keepers; }
@@ -95,6 +101,7 @@ class Cluster {
  private:
   Cluster(ClusterOptions options, base::FileSystem& files);
   base::Result<replication::RegisterStore*> open_registers();
+  base::Result<void> open_store();
   void note_keepers();
 
   ClusterOptions options_;
@@ -104,6 +111,7 @@ class Cluster {
   std::unique_ptr<replication::Manager> manager_;
   std::unique_ptr<replication::Keepership> keepership_;
   std::vector<replication::View> told_;  // views as the instances were told of them
+  std::string damage_;
   std::optional<base::Error> failed_;
   bool told_failure_ = false;
   std::uint64_t nodes_seen_ = 0;  // a sum over all nodes that changes when one of them tells something new

@@ -31,6 +31,8 @@ base::Result<Identity> parse(const std::string& path, const std::string& text) {
   identity.cluster = number("cluster");
   identity.number = number("number");
   identity.config = std::max<std::uint64_t>(number("config"), 1);
+  identity.voted.reset();
+  if (json.contains("voted")) identity.voted = number("voted");
   identity.founding.partitions = identity.partition_count;
   identity.founding.copies = static_cast<std::uint32_t>(number("copies"));
   identity.founding.sync_copies = static_cast<std::uint32_t>(number("sync_copies"));
@@ -104,7 +106,7 @@ base::Result<void> save_identity(const std::string& folder, const Identity& iden
   nlohmann::json nodes = nlohmann::json::array();
   for (const Founder& one : identity.founding.nodes)
     nodes.push_back({{"address", one.address}, {"instances", one.instances}, {"rack", one.rack}});
-  const nlohmann::json json = {{"format", kDataFormat},
+  nlohmann::json json = {{"format", kDataFormat},
                                {"node", identity.member.node},
                                {"incarnation", identity.member.incarnation},
                                {"instances", identity.instance_count},
@@ -116,6 +118,7 @@ base::Result<void> save_identity(const std::string& folder, const Identity& iden
                                {"config", identity.config},
                                {"copies", identity.founding.copies},
                                {"sync_copies", identity.founding.sync_copies}};
+  if (identity.voted) json["voted"] = *identity.voted;
   return support::write_file_atomically(folder + "/node.json", json.dump(2) + "\n");
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "novoht/base/result.h"
@@ -22,6 +23,8 @@ struct Identity {
   Founding founding;          // how the cluster began, where this node was there
   std::vector<std::uint64_t> keepers;  // numbers of the nodes that decide
   std::uint64_t config = 1;            // of the keepers: grows when they change
+  // The newest such configuration in which this node has voted, 0 none; nothing: a build that did not note it may have.
+  std::optional<std::uint64_t> voted = 0;
 };
 
 // Reads the identity of the node in `folder`. 0 wanted: whatever it has. Errors: not_found (a new folder), invalid (made with

@@ -77,6 +77,7 @@ void put(wire::NodeInfo& to, const NodeInfo& info) {
   to.set_leaving(info.leaving);
   to.set_about(info.about);
   to.set_stopping(info.stopping);
+  to.set_lost_registers(info.lost_registers);
 }
 NodeInfo get(const wire::NodeInfo& from) {
   NodeInfo info;
@@ -88,6 +89,7 @@ NodeInfo get(const wire::NodeInfo& from) {
   info.leaving = from.leaving();
   info.about = from.about();
   info.stopping = from.stopping();
+  info.lost_registers = from.lost_registers();
   return info;
 }
 
@@ -141,6 +143,7 @@ void encode_manager(std::string& out, const ManagerMessage& message, std::uint64
     if (one.accepted) to_proto(*to->mutable_accepted(), *one.accepted);
   }
   proto.set_installed(message.installed);
+  proto.set_asks_keepers(message.asks_keepers);
   const std::size_t start = wire::begin_node_frame(out, wire::FrameType::manager, cluster);
   proto.AppendToString(&out);
   wire::end_node_frame(out, start);
@@ -178,6 +181,7 @@ Result<ManagerMessage> decode_manager(const wire::Frame& frame) {
     if (one.has_accepted()) state.accepted = from_proto(one.accepted());
   }
   message.installed = proto.installed();
+  message.asks_keepers = proto.asks_keepers();
   return message;
 }
 

@@ -115,8 +115,11 @@ Result<void> Node::Parts::open_cluster() {
   options.identity = identity;
   options.save = [this](const Identity& changed) -> Result<void> {
     if (!settings.in_memory) TRY(save_identity(settings.data, changed));
+    const bool others = identity.config != changed.config;
     identity.keepers = changed.keepers;
     identity.config = changed.config;
+    identity.voted = changed.voted;
+    if (!others) return {};
     std::string names;
     for (std::uint64_t one : changed.keepers) names += (names.empty() ? "" : " ") + std::to_string(one);
     logger().info("other keepers", {{"nodes", names}, {"config", changed.config}});
@@ -145,6 +148,9 @@ Result<void> Node::Parts::open_cluster() {
   }
   TRY_LET(opened, Cluster::open(std::move(options), *files));
   cluster = std::move(opened);
+  if (!cluster->damage().empty())
+    logger().error("what this node kept is damaged; it votes again when the other keepers, a majority, have given it theirs (else see: zht recover)",
+                   {{"error", cluster->damage()}});
   return {};
 }
 

@@ -87,6 +87,17 @@ void Node::Parts::recover(const wire::Frame& frame, std::string& out) {
     return answer(Code::invalid, "a request that cannot be read", {});
   wire::RecoverReply reply;
   reply.set_node(identity.number);
+  if (request.has_keep_alone()) {
+    const wire::KeepAlone& wanted = request.keep_alone();
+    const auto done = cluster->keep_alone(wanted.config(), {wanted.gone().begin(), wanted.gone().end()}, clock.now());
+    if (!done) return answer(done.code(), done.error().message, {});
+    recovery_logger().warn("keeps alone now, without what the lost keepers knew", {{"before", wanted.config()}, {"config", cluster->config()}});
+    pump_soon();
+  }
+  reply.set_config(cluster->config());
+  for (std::uint64_t one : cluster->keepers()) reply.add_keepers(one);
+  reply.set_table_version(cluster->version());
+  reply.set_lost_registers(cluster->has_lost_registers());
   for (const wire::TakeOver& one : request.take_over()) {
     const auto done = take_over(one);
     if (!done) reply.add_refused("partition " + std::to_string(one.partition()) + ": " + done.error().message);

@@ -143,7 +143,7 @@ void Node::Parts::tell_cluster(wire::ClusterStatus& to) {
     there++;
     const bool keeps = cluster->keeps(number);
     one->set_keeper(keeps);
-    living_keepers += keeps && lives;
+    living_keepers += keeps && lives && info->lost_registers != cluster->config();
   }
   to.set_living_keepers(static_cast<std::uint32_t>(living_keepers));
   const std::size_t copies = std::min<std::size_t>(settings.replicas, there), sync = std::min<std::size_t>(settings.sync_replicas, there);

@@ -44,11 +44,14 @@ struct Picture {
   struct Node {
     std::string address;  // of its manager; empty: the one that was asked first
     bool keeper = false, answers = false;
+    bool lost = false;               // it answers, but has lost what it kept, and cannot vote
+    std::uint64_t table_version = 0;
   };
   std::map<std::uint64_t, Node> nodes;
   std::uint32_t partition_count = 0;
   std::map<std::uint32_t, Partition> partitions;  // those looked at
   std::size_t keepers = 0, living_keepers = 0;
+  std::uint64_t config = 0;  // of the keepers, the newest that any node told of
 
   std::string name(std::uint64_t node) const {
     const auto found = nodes.find(node);
@@ -103,6 +106,8 @@ class Recovery {
   Result<int> accept();
   std::string why_not(const Partition& one, const Prognosis& is) const;
   std::string silent_nodes() const;
+  Result<void> keep_alone();
+  Result<bool> confirmed(const std::string& question) const;
   Result<void> wait_for(const std::map<std::uint32_t, std::uint64_t>& before);
   json to_json(std::uint32_t number, const Partition& one) const;
 
@@ -134,13 +139,20 @@ Result<wire::RecoverReply> Recovery::ask(std::uint64_t node, const wire::Recover
 
 // Nodes that do not answer are what this is about: no errors. `named`: partitions that any of them has named.
 Result<void> Recovery::ask_all(const wire::RecoverRequest& request, std::set<std::uint32_t>& named) {
-  picture_.living_keepers = 0;
+  picture_.living_keepers = picture_.config = 0;
   for (auto& [number, node] : picture_.nodes) {
     const auto reply = ask(number, request);
     if (!reply && reply.code() == Code::unsupported) return base::add_context(picture_.name(number), reply.error());
     node.answers = reply && reply->node() == number;
     if (!node.answers) continue;
-    picture_.living_keepers += node.keeper;
+    node.lost = reply->lost_registers();
+    node.table_version = reply->table_version();
+    if (reply->config() > picture_.config) {
+      picture_.config = reply->config();
+      picture_.keepers = static_cast<std::size_t>(reply->keepers_size());
+      const std::set<std::uint64_t> keepers(reply->keepers().begin(), reply->keepers().end());
+      for (auto& [other, one] : picture_.nodes) one.keeper = keepers.contains(other);
+    }
     for (const wire::PartitionReport& report : reply->partitions()) {
       named.insert(report.partition());
       Partition& one = picture_.partitions[report.partition()];
@@ -148,6 +160,7 @@ Result<void> Recovery::ask_all(const wire::RecoverRequest& request, std::set<std
       for (const wire::CopyReport& copy : report.copies()) one.copies.push_back(from_proto(copy));
     }
   }
+  for (const auto& [number, node] : picture_.nodes) picture_.living_keepers += node.keeper && node.answers && !node.lost;
   return {};
 }
 
@@ -249,15 +262,21 @@ Result<int> Recovery::report() const {
   }
   if (!picture_.may_decide())
     std::cout << picture_.living_keepers << " of " << picture_.keepers
-              << " keepers answer: nothing can be decided before there is a majority. Start " << picture_.lost_keepers() << "\n";
+              << " keepers can vote: nothing can be decided before there is a majority. "
+              << (picture_.lost_keepers().empty() ? "What those that answer had kept is lost; to go on without: zht recover --accept-data-loss"
+                                                  : "Start " + picture_.lost_keepers())
+              << "\n";
   else if (why.empty())
     std::cout << (flags_.partitions.empty() ? "every partition is served\n" : "these are served\n");
   for (const auto& [words, numbers] : why)
     std::cout << (numbers.size() == 1 ? "partition " : std::to_string(numbers.size()) + " partitions (") << list_of(numbers)
               << (numbers.size() == 1 ? ": " : "): ") << words << "\n";
+  if (!picture_.may_decide())
+    for (const auto& [number, node] : picture_.nodes)
+      if (node.keeper && !node.answers) awaited.insert(number);
   std::string nodes;
   for (std::uint64_t node : awaited) nodes += (nodes.empty() ? "" : ",") + std::to_string(node);
-  if (!nodes.empty() && picture_.may_decide())
+  if (!nodes.empty())
     std::cout << "If these nodes' data are gone for good: zht recover --accept-data-loss --gone " << nodes << "\n";
   return status;
 }
@@ -287,14 +306,67 @@ std::string Recovery::silent_nodes() const {
   return names;
 }
 
-Result<int> Recovery::accept() {
-  if (!picture_.may_decide())
+Result<bool> Recovery::confirmed(const std::string& question) const {
+  if (flags_.yes) return true;
+  if (::isatty(STDIN_FILENO) == 0) return fail(Code::invalid, "this loses data; say --yes to do it without being asked");
+  std::cerr << question << " Type yes: " << std::flush;
+  std::string word;
+  return std::getline(std::cin, word) && word == "yes";
+}
+
+// A majority of the keepers is gone for good: another node keeps from now on, and others with it as soon as there are three.
+Result<void> Recovery::keep_alone() {
+  std::string silent, given_up;
+  const std::uint64_t* who = nullptr;
+  const auto rank = [&](std::uint64_t number) {
+    const Picture::Node& node = picture_.nodes.at(number);
+    return std::pair(node.keeper && !node.lost, node.table_version);
+  };
+  for (const auto& [number, node] : picture_.nodes) {
+    if (node.keeper && !node.answers) {
+      if (!gone(number)) silent += (silent.empty() ? "" : ", ") + picture_.name(number);
+      given_up += (given_up.empty() ? "" : ", ") + picture_.name(number);
+    }
+    if (node.answers && (who == nullptr || rank(*who) < rank(number))) who = &number;
+  }
+  if (!silent.empty())
     return fail(Code::unavailable, picture_.living_keepers, " of ", picture_.keepers,
-                " keepers answer, and only a majority decides who leads; start ", picture_.lost_keepers());
+                " keepers can vote, and only a majority decides who leads; start ", silent, ", or declare what is gone for good with --gone");
+  if (who == nullptr) return fail(Code::unavailable, "no node answers that could keep");
+  const std::uint64_t chosen = *who;
+  std::cerr << "zht: " << picture_.living_keepers << " of " << picture_.keepers << " keepers can vote. " << picture_.name(chosen)
+            << " is to keep alone, and others with it as soon as there are three nodes.\n"
+            << "What the lost keepers" << (given_up.empty() ? "" : ", " + given_up + ",")
+            << " have decided last, and no node here has heard of, is undone; changes acknowledged under it may be lost.\n"
+            << "They must be off. Should they come back they are told, and keep no more; one that is cut off from all others would not be.\n";
+  TRY_LET(yes, confirmed("Go on without these keepers?"));
+  if (!yes) return fail(Code::conflict, "nothing was changed");
+  wire::RecoverRequest request;
+  request.mutable_keep_alone()->set_config(picture_.config);
+  request.mutable_keep_alone()->mutable_gone()->Add(flags_.gone.begin(), flags_.gone.end());
+  if (const auto reply = ask(chosen, request); !reply) return base::add_context(picture_.name(chosen), reply.error());
+  if (!program_.common().quiet) std::cerr << "zht: " << picture_.name(chosen) << " keeps\n";
+  // What needs no more than keepers is served again by itself.
+  const auto limit = std::chrono::steady_clock::now() + patience(program_, 30s);
+  for (bool again = true; again;) {
+    std::this_thread::sleep_for(200ms);
+    picture_.partitions.clear();
+    TRY(look());
+    again = !picture_.may_decide();
+    for (const auto& [number, one] : picture_.partitions) again = again || prognosis_of(one).outlook == Prognosis::Outlook::returns;
+    if (again && std::chrono::steady_clock::now() > limit)
+      return fail(Code::timeout, picture_.name(chosen), " keeps, but not every partition is led yet; see: zht recover");
+  }
+  return {};
+}
+
+Result<int> Recovery::accept() {
   for (std::uint64_t node : flags_.gone) {
     if (!picture_.nodes.contains(node)) return fail(Code::invalid, "--gone ", node, ": there is no such node; see: zht members");
     if (picture_.answers(node)) return fail(Code::conflict, picture_.name(node), " was declared gone, and answers");
   }
+  const bool kept = picture_.may_decide();
+  if (!kept) TRY(keep_alone());
   std::map<std::string, std::vector<std::uint32_t>> refused;
   std::map<std::uint64_t, wire::RecoverRequest> orders;  // by node
   std::map<std::uint32_t, std::uint64_t> before;         // the views' epochs
@@ -322,6 +394,10 @@ Result<int> Recovery::accept() {
   for (const auto& [words, numbers] : refused)
     std::cerr << "zht: " << (numbers.size() == 1 ? "partition " : "partitions ") << list_of(numbers) << ": " << words << "\n";
   if (before.empty()) {
+    if (refused.empty() && !kept) {
+      if (program_.common().json) support::print_json({{"recovered", json::array()}});
+      return 0;
+    }
     if (refused.empty()) return fail(Code::invalid, "every partition is served: there is nothing to recover");
     return fail(Code::conflict, "nothing was changed");
   }
@@ -331,12 +407,8 @@ Result<int> Recovery::accept() {
     if (const std::string silent = silent_nodes(); !silent.empty())
       std::cerr << "Not heard, nor given up, and perhaps with better copies: " << silent << ". Start those first, if that is possible.\n";
   }
-  if (!flags_.yes) {
-    if (::isatty(STDIN_FILENO) == 0) return fail(Code::invalid, "this loses data; say --yes to do it without being asked");
-    std::cerr << "Go on without what is lost in " << before.size() << " partitions? Type yes: " << std::flush;
-    std::string word;
-    if (!std::getline(std::cin, word) || word != "yes") return fail(Code::conflict, "nothing was changed");
-  }
+  TRY_LET(yes, confirmed("Go on without what is lost in " + std::to_string(before.size()) + " partitions?"));
+  if (!yes) return fail(Code::conflict, "nothing was changed");
   for (const auto& [node, request] : orders) {
     TRY_LET(reply, ask(node, request));
     std::string why;
@@ -386,7 +458,8 @@ void add_recover_verb(support::Program& program) {
   auto flags = std::make_shared<Flags>();
   auto& verb = program.verb("recover",
                             "Says of each partition that is not served why, and which node to start. With --accept-data-loss, the last resort: "
-                            "goes on with the best copy that is left of partitions whose synchronous copies are all gone for good.",
+                            "goes on with the best copy that is left of partitions whose synchronous copies are all gone for good, and has "
+                            "another node keep where a majority of the keepers is.",
                             {"zht recover", "zht recover --accept-data-loss --gone 2,3"});
   auto& app = verb.options();
   app.add_option("partition", flags->partitions, "these partitions (default: all that want something)");

@@ -42,7 +42,8 @@ Keepership::Keepership(KeepershipOptions options, Manager& manager, Open open)
       open_(std::move(open)),
       random_(options_.seed),
       config_(options_.config),
-      keepers_(options_.keepers) {}
+      keepers_(options_.keepers),
+      voted_(options_.voted.value_or(0)) {}
 
 bool Keepership::keeps(NodeId node) const { return std::find(keepers_.begin(), keepers_.end(), node) != keepers_.end(); }
 
@@ -51,11 +52,17 @@ Result<void> Keepership::begin(std::vector<View> first) {
   store_ = store;
   registers_.resize(count());
   for (std::size_t i = 0; i < first.size() && i + 2 < count(); i++) registers_[i].current = first[i];
-  // The founders began to vote without anyone's registers; that is not written down until it is over.
-  if (options_.config == 1 && keeps(options_.self))
+  // The founders begin to vote without anyone's registers.
+  const bool founds = options_.config == 1 && voted_ == 0 && keeps(options_.self);
+  if (founds)
     for (PartitionId one : {who_keeps(), votes_in()})
       registers_[static_cast<std::uint32_t>(one)].current = keepers_view(options_.config, options_.keepers);
   TRY(store_->load(registers_));
+  if (founds) {
+    std::vector<RegisterStore::Item> items;
+    for (PartitionId one : {who_keeps(), votes_in()}) items.push_back({one, &registers_[static_cast<std::uint32_t>(one)]});
+    TRY(store_->save(items));
+  }
   if (options_.defects.has(Defect::keeper_amnesia))
     for (Register& one : registers_) one = {one.current, {}, {}, {}};
   const View decided = view_of(who_keeps());
@@ -68,10 +75,9 @@ Result<void> Keepership::begin(std::vector<View> first) {
     registers_[static_cast<std::uint32_t>(who_keeps())] = {keepers_view(config_, keepers_), {}, {}, {}};
   }
   const std::uint64_t held = number(view_of(votes_in()).epoch);
-  if (held == config_ && keeps(options_.self)) {
-    vote();
-  } else if (held == 0) {
-    registers_.clear();  // only a part of what was given to it
+  const bool votes = held == config_ && keeps(options_.self);
+  if (held == 0) {
+    registers_.clear();  // only a part of what was given to it, or all it had is gone
   } else if (held + 1 == config_) {
     if (keeps(options_.self)) gathered_[options_.self] = registers_;
     uninformed_.insert(keepers_.begin(), keepers_.end());
@@ -80,15 +86,47 @@ Result<void> Keepership::begin(std::vector<View> first) {
   uninformed_.erase(options_.self);
   for (std::uint32_t p = 0; p <= options_.partitions && !registers_.empty(); p++)
     manager_.adopt(PartitionId{p}, registers_[p].current);
-  if (keeper_) registers_.clear();
+  if (!votes) return {};
+  if (!founds && !options_.defects.has(Defect::vote_unasked))
+    for (const auto& [info, lives] : manager_.acquaintances({}))
+      if (info->node != options_.self) asked_.insert(info->node);
+  if (asked_.empty()) return vote();
+  vote_by_ = base::Time::max();
   return {};
 }
 
-void Keepership::vote() {
+// Whether what this node votes in is what the others go by; see the head of keepership.h.
+void Keepership::look_around(base::Time now) {
+  if (vote_by_ == base::Time::max()) vote_by_ = now + options_.look_around;
+  if (asked_.empty() || now >= vote_by_) {
+    if (auto begun = vote(); !begun) failed_ = std::move(begun).error();
+    return;
+  }
+  if (now < next_question_) return;
+  next_question_ = now + options_.retry;
+  for (NodeId node : asked_) {
+    ManagerMessage& message = manager_.message_for(node);
+    message.asks_keepers = true;
+    message.config = config_;
+    message.keepers = keepers_;
+  }
+}
+
+Result<void> Keepership::vote() {
+  vote_by_ = {};
+  asked_.clear();
+  if (voted_ < config_) {
+    if (options_.note_voted) TRY(options_.note_voted(config_));
+    voted_ = config_;
+  }
   KeeperOptions keeper{options_.self, keepers_, options_.retry, options_.defects, options_.partitions, config_};
   std::vector<Register> state(registers_.begin(), registers_.end() - 1);
   keeper_ = std::make_unique<Keeper>(std::move(keeper), std::move(state), *store_, random_.next());
+  registers_.clear();
   gathered_.clear();
+  for (std::uint32_t p = 0; p < options_.partitions && p < manager_.views().size(); p++)  // what was heard before it voted
+    if (const View& heard = manager_.view(PartitionId{p}); heard.epoch > keeper_->view(PartitionId{p}).epoch) on_view(PartitionId{p}, heard, {});
+  return {};
 }
 
 // Other keepers were decided. From here on this node votes under the older ones no more.
@@ -100,6 +138,8 @@ Result<void> Keepership::learn(std::uint64_t config, const std::vector<NodeId>& 
     registers_.push_back({keepers_view(config_, keepers_), {}, {}, {}});
     keeper_.reset();
   }
+  vote_by_ = {};
+  asked_.clear();
   gathered_.clear();
   uninformed_.clear();
   if (!registers_.empty()) {
@@ -133,8 +173,9 @@ Result<void> Keepership::take_in(const ManagerMessage& message) {
   answer.config = config_;
   answer.keepers = keepers_;
   if (number(target.epoch) != config_ || !keeps(options_.self)) return {};
-  answer.installed = votes();
-  if (votes()) return {};
+  answer.installed = votes() || awaits_vote();
+  const bool lost = voted_ >= config_ && !options_.defects.has(Defect::vote_after_loss);
+  if (votes() || awaits_vote() || lost) return {};  // what it has promised in this configuration nobody else knows
   std::vector<Register> state;
   if (source == target) {  // from one that has taken them in
     state = message.install;
@@ -158,9 +199,8 @@ Result<void> Keepership::take_in(const ManagerMessage& message) {
   for (std::uint32_t p = 0; p < state.size(); p++) items.push_back({PartitionId{p}, &state[p]});
   TRY(store_->save(items));
   registers_ = std::move(state);
-  vote();
   for (std::uint32_t p = 0; p <= options_.partitions; p++) manager_.adopt(PartitionId{p}, registers_[p].current);
-  registers_.clear();
+  TRY(vote());
   uninformed_.insert(keepers_.begin(), keepers_.end());
   uninformed_.erase(options_.self);
   if (message.from != options_.self) manager_.message_for(message.from).installed = true;
@@ -171,6 +211,12 @@ void Keepership::on_message(const ManagerMessage& message, base::Time now) {
   if (failed_) return;
   if (keeper_) keeper_->on(message.from, message.keeper, now);
   if (message.installed && message.config == config_) uninformed_.erase(message.from);
+  if (message.asks_keepers && message.config <= config_) {
+    ManagerMessage& answer = manager_.message_for(message.from);
+    answer.config = config_;
+    answer.keepers = keepers_;
+  }
+  if (message.config != 0 && message.config <= config_) asked_.erase(message.from);
   Result<void> done;
   if (!message.install.empty()) done = take_in(message);
   else if (message.config > config_) done = learn(message.config, message.keepers);
@@ -189,6 +235,8 @@ void Keepership::on_view(PartitionId partition, const View& view, base::Time now
 void Keepership::tick(base::Time now) {
   if (failed_) return;
   if (keeper_) keeper_->tick(now);
+  if (awaits_vote()) look_around(now);
+  manager_.self().lost_registers = has_lost_registers() ? config_ : 0;
   send_registers(now);
   plan(now);
 }
@@ -210,7 +258,7 @@ void Keepership::plan(base::Time now) {
   if (now < next_plan_) return;
   next_plan_ = now + options_.again;
   struct Known {
-    bool lives, leaves;
+    bool lives, leaves, lost;
     base::Duration silent;
     std::uint32_t rack;
   };
@@ -218,18 +266,22 @@ void Keepership::plan(base::Time now) {
   for (const auto& [info, lives] : manager_.acquaintances(now)) {
     auto [since, fresh] = silent_since_.try_emplace(info->node, now);
     if (lives) since->second = now;
-    known[info->node] = {lives, info->leaving, now - since->second, info->rack};
+    known[info->node] = {lives, info->leaving, info->lost_registers == config_, now - since->second, info->rack};
   }
   if (!keeper_ || known.empty()) return;
   std::vector<NodeId> stay, good;
+  bool again = false;  // the same, in a new configuration, so that one that has lost its registers has them again
   for (NodeId one : keepers_) {
     const auto found = known.find(one);
     if (found == known.end()) continue;
-    if (found->second.lives && one < options_.self) return;  // its business
+    const bool lives = found->second.lives && !found->second.lost;
+    again = again || (found->second.lives && found->second.lost);
+    if (lives && one < options_.self) return;  // its business
     // Until it has the registers it cannot vote; who lives will have them soon.
-    if (found->second.lives && uninformed_.contains(one)) return;
+    if (lives && uninformed_.contains(one)) return;
     if (!found->second.leaves && found->second.silent < options_.replace) stay.push_back(one);
   }
+  std::stable_partition(stay.begin(), stay.end(), [&](NodeId one) { return !known[one].lost; });
   std::vector<std::uint32_t> racks;
   for (NodeId one : stay) racks.push_back(known[one].rack);
   for (const auto& [node, about] : known)
@@ -254,12 +306,62 @@ void Keepership::plan(base::Time now) {
   std::sort(sorted.begin(), sorted.end());
   std::sort(present.begin(), present.end());
   const bool waits = keepers_.size() == 1 && sorted.size() < 3 && !known[options_.self].leaves;  // for a third node
-  if (sorted.empty() || sorted == present || waits) return;
+  if (sorted.empty() || (sorted == present && !again) || waits) return;
   KeeperMessage message;
   message.kind = Kind::change;
   message.partition = who_keeps();
   message.change = {Change::Kind::keepers, Epoch{config_}, {}, {}, keepers_view(1, sorted).sync};
   keeper_->on(options_.self, {&message, 1}, now);
+}
+
+Result<void> Keepership::keep_alone(std::uint64_t config, std::uint64_t random) {
+  if (failed_) return *failed_;
+  if (config != config_) return fail(Code::conflict, "the keepers are of configuration ", config_, ", not ", config);
+  if (store_ == nullptr) {
+    TRY_LET(store, open_());
+    store_ = store;
+  }
+  const std::uint64_t generation = generation_of(config_) + 1 + random % 255;
+  std::vector<Register> state(count());
+  const std::vector<Register> own = keeper_ ? keeper_->registers() : registers_;
+  for (std::uint32_t p = 0; p <= options_.partitions; p++) {
+    View newest = p < manager_.views().size() ? manager_.view(PartitionId{p}) : View{};
+    if (p < own.size()) {
+      // What it accepted may have been decided by the others.
+      if (own[p].current.epoch > newest.epoch) newest = own[p].current;
+      if (own[p].accepted && own[p].accepted->epoch > newest.epoch) newest = *own[p].accepted;
+    }
+    if (p < options_.partitions && newest.epoch == Epoch{0})
+      return fail(Code::unavailable, "partition ", p, ": this node has not heard who holds it");
+    if (p < options_.partitions && !options_.defects.has(Defect::same_generation)) newest.epoch = Epoch{generation << 32};
+    state[p].current = std::move(newest);
+  }
+  // Numbers that the lost ones gave out and nobody has heard of are not given out again.
+  constexpr std::uint64_t kMore = 8;
+  View& numbers = state[options_.partitions].current;
+  std::uint64_t given = number(numbers.epoch);
+  for (const auto& [info, lives] : manager_.acquaintances({})) given = std::max(given, static_cast<std::uint64_t>(info->node));
+  numbers.epoch = Epoch{given + kMore};
+  numbers.primary = {InstanceId{0}, 1};  // nobody's: who asks for a number again is given another
+  numbers.sync = {numbers.primary};
+  const std::uint64_t made = generation << 32;
+  const std::vector<NodeId> alone{options_.self};
+  for (PartitionId one : {who_keeps(), votes_in()}) state[static_cast<std::uint32_t>(one)].current = keepers_view(made, alone);
+  std::vector<RegisterStore::Item> items;
+  for (std::uint32_t p = 0; p < state.size(); p++) items.push_back({PartitionId{p}, &state[p]});
+  TRY(store_->save(items));
+  keeper_.reset();
+  uninformed_.clear();
+  registers_ = std::move(state);
+  config_ = made;
+  keepers_ = alone;
+  changed_ = true;
+  manager_.set_keepers(config_, keepers_);
+  for (std::uint32_t p = 0; p <= options_.partitions && p < manager_.views().size(); p++) {
+    manager_.adopt(PartitionId{p}, registers_[p].current);
+    manager_.broadcast(PartitionId{p});
+  }
+  return vote();
 }
 
 Result<std::vector<KeeperSend>> Keepership::end_round(base::Time now, bool& again) {

@@ -14,6 +14,15 @@
 // may yet be found to have been decided. An acceptance that another made is repeated as knowledge and never counted as a vote,
 // for every message of a vote names its configuration. No clock, disk, thread or socket.
 //
+// A keeper that has lost its registers (they rotted, or are gone) votes no more in a configuration in which it may have voted: that
+// it did is noted elsewhere (`note_voted`). It tells so, and the others decide a configuration with it in it, for which they give it
+// theirs.
+//
+// The last resort, when a majority of the keepers is gone for good: a node begins a configuration of another *generation*, which
+// nobody has decided, and keeps alone (keep_alone()). Its number is higher than any that the lost ones can have decided, and so are
+// the epochs of its views; so whoever hears of both follows the new one. And a keeper that begins again asks all it knows who keeps
+// before it votes, for `look_around`: else those that were given up and come back together would decide before they hear.
+//
 // A keeper that was silent for `replace`, or leaves, is replaced by a living node when there is one: the keeper with the lowest
 // number that lives wishes for that. Three keep as soon as there are three nodes, and one where only fewer are left.
 #pragma once
@@ -33,9 +42,17 @@ struct KeepershipOptions {
   base::Duration replace = std::chrono::seconds(10);  // a keeper that nobody heard for this long
   base::Duration again = std::chrono::milliseconds(300);  // what was not answered is said again
   base::Duration retry = std::chrono::milliseconds(30);   // see KeeperOptions
+  base::Duration look_around = std::chrono::seconds(1);   // a keeper that begins again votes when all have answered, or then
+  // The newest configuration in which this node has ever voted; 0: in none; nothing: a build that did not note it may have.
+  std::optional<std::uint64_t> voted = 0;
+  // Notes it durably, before the first vote. An error: it does not vote.
+  std::function<Result<void>(std::uint64_t config)> note_voted;
   Defects defects;
   std::uint64_t seed = 1;
 };
+
+// Configurations of one generation are decided one after another; a higher one was begun as a last resort.
+inline constexpr std::uint64_t generation_of(std::uint64_t config) { return config >> 32; }
 
 // One thread. `manager` and what `open` returns outlive it.
 class Keepership {
@@ -54,6 +71,12 @@ class Keepership {
   void tick(base::Time now);
   // A view that the manager has learned.
   void on_view(PartitionId partition, const View& view, base::Time now);
+  // The last resort, see above: from now on this node alone decides, beginning with the newest views that it has heard of, or has
+  // accepted. What the lost keepers have decided and it has not heard of is undone. `random`: two nodes that do this at once must not
+  // give out one number. A person has seen to it that the majority of the keepers of `config` will not come back, and is off.
+  // conflict: another configuration is known. unavailable: this node has not heard of every partition. io, corrupt: of the store.
+  Result<void> keep_alone(std::uint64_t config, std::uint64_t random);
+
   // What is to be said after everything it rests on is durable; the rest goes into the manager's messages. Views that were
   // decided here are adopted by the manager and broadcast. `again`: something here may be news to the manager. An error: this
   // node can keep no more, ever.
@@ -65,6 +88,8 @@ class Keepership {
   const std::vector<NodeId>& keepers() const { return keepers_; }
   bool keeps(NodeId node) const;
   bool votes() const { return keeper_ != nullptr; }
+  // It is a keeper and cannot vote, for it does not have what it had promised: the others have to give it new registers.
+  bool has_lost_registers() const { return keeps(options_.self) && !keeper_ && !failed_ && !awaits_vote() && voted_ >= config_; }
   Keeper* keeper() { return keeper_.get(); }
   // Nothing that others still need of this node's registers would go with it.
   bool may_leave() const { return !keeps(options_.self) && uninformed_.size() * 2 < std::max<std::size_t>(keepers_.size(), 1); }
@@ -76,7 +101,9 @@ class Keepership {
   std::size_t count() const { return std::size_t{options_.partitions} + 3; }
   const View& view_of(PartitionId one) const { return registers_[static_cast<std::uint32_t>(one)].current; }
 
-  void vote();
+  bool awaits_vote() const { return vote_by_ != base::Time{}; }
+  Result<void> vote();
+  void look_around(base::Time now);
   Result<void> learn(std::uint64_t config, const std::vector<NodeId>& keepers);
   Result<void> take_in(const ManagerMessage& message);
   void send_registers(base::Time now);
@@ -95,7 +122,12 @@ class Keepership {
   std::map<NodeId, std::vector<Register>> gathered_;  // from keepers of the configuration before this
   std::set<NodeId> uninformed_;        // keepers that have not said that they have the registers
   std::map<NodeId, base::Time> silent_since_;
-  base::Time next_registers_{}, next_plan_{};
+  base::Time next_registers_{}, next_plan_{}, next_question_{};
+  std::uint64_t voted_ = 0;
+  // Before the first vote of this life: who has not said yet who keeps, and until when that is waited for (base::Time::max(): not
+  // asked yet). The epoch of the clock: nothing is waited for.
+  std::set<NodeId> asked_;
+  base::Time vote_by_{};
   std::optional<Error> failed_;
 };
 

@@ -23,6 +23,7 @@ struct NodeInfo {
   bool leaving = false;  // wants to be emptied
   std::string about;     // what else it tells of itself: the embedder's business
   bool stopping = false; // ends for a while: no place for a copy, and nothing shall be led there
+  std::uint64_t lost_registers = 0;  // it should vote in this configuration of keepers, and has lost what it had promised
 };
 
 struct ManagerMessage {
@@ -41,6 +42,7 @@ struct ManagerMessage {
   // left out. And that it votes.
   std::vector<Register> install;
   bool installed = false;
+  bool asks_keepers = false;  // to be told who the keepers are, also when that is not news
 };
 
 struct ManagerOptions {
