@@ -160,6 +160,8 @@ Task<Reply> Metadata::meet_directory(HomeId home, std::string name, Entry entry,
     }
   }
   found.inode = std::move(inode.inode);
+  found.sequence = inode.sequence;  // the directory's own
+  found.shards = std::move(inode.shards);
   co_return found;
 }
 

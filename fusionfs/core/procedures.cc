@@ -357,6 +357,7 @@ Result<Reply> reap(Transaction& tables, HomeId home, const DropRequest& request)
 
 // The other homes of the directory: what this one answers is only of its own names.
 Result<void> add_shards(Shard& shard, Reply& reply) {
+  reply.sequence = shard.tail().sequence;
   TRY_LET(split, shard.split());
   if (split) tell_shards(*split, reply);
   return {};

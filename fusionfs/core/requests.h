@@ -133,7 +133,7 @@ struct Reply {
   // rename and transfers: the move took place; commit: `inode` comes without its content, which is what the asker has.
   bool done = false;
   std::uint64_t debt = 0;            // a link is to be taken off an inode of another home
-  std::uint64_t sequence = 0;        // changes of names: the last listing record's
+  std::uint64_t sequence = 0;        // changes of names, and what is said of a directory: the last listing record's
   Nanos lease_left = 0;              // the asking session holds the directory's lease for this long
   Nanos wait = 0;                    // EUSERS: another session's lease ends after this
   std::vector<Inode> inodes;

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -294,6 +295,14 @@ Result<void> LocalContent::truncate(std::uint64_t size, std::uint64_t old_size) 
 }
 
 Result<void> LocalContent::allocate(std::uint64_t offset, std::uint64_t size) {
+  // Refused at once, not when the disk is full: others write to it, and what was taken until then would have to be given back.
+  const std::string& folder = store_.folder();
+  struct statvfs disk {};
+  if (::statvfs(folder.c_str(), &disk) != 0) return fail_errno(errno, "statvfs " + folder);
+  const std::uint64_t available = std::uint64_t{disk.f_bavail} * disk.f_frsize;
+  if (size > std::uint64_t{disk.f_blocks} * disk.f_frsize ||
+      (size > available && size > available + blocks(offset + size) * 512))
+    return fail(Code::no_space, folder, ": ", size, " bytes asked for, ", available, " available");
   while (size > 0) {
     const std::uint64_t index = offset / kChunkSize, within = offset % kChunkSize;
     const std::uint64_t part = std::min(size, kChunkSize - within);

@@ -26,6 +26,10 @@ struct InTurn {
 
 int errno_of_local(const base::Error& error) { return error.code == base::Code::no_space ? ENOSPC : EIO; }
 
+std::uint32_t without_set_ids(std::uint32_t mode) {
+  return mode & ~(S_ISUID | ((mode & S_IXGRP) != 0 ? std::uint32_t{S_ISGID} : 0u));
+}
+
 // Waits until the kernel has forgotten what somebody else has changed.
 Task<int> FileSystem::forgotten_by_kernel(std::shared_ptr<MountedInode> inode) {
   bool waits = false;
@@ -401,12 +405,11 @@ Task<int> FileSystem::wrote_past_cache(InodeId id, bool privileged) {
     if (shared) invalidate(*inode);
   }
   // What the kernel does itself before a write that goes through its cache.
-  const std::uint32_t set_ids = S_ISUID | ((mode & S_IXGRP) != 0 ? S_ISGID : 0u);
-  if (error == 0 && !privileged && (mode & set_ids) != 0) {
+  if (error == 0 && !privileged && without_set_ids(mode) != mode) {
     SetRequest request;
     request.inode = id;
     request.fields_set = SetRequest::kMode;
-    request.mode = mode & 07777 & ~set_ids;
+    request.mode = without_set_ids(mode) & 07777;
     request.now = metadata_.now();
     const Looked changed = co_await setattr(request);
     error = changed.error;

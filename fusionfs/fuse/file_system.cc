@@ -388,10 +388,15 @@ bool FileSystem::fresh(const MountedInode& inode) const {
   return inode.known_at != base::Time{} && clock_.now() - inode.known_at < options_.attribute_timeout;
 }
 
-void FileSystem::absorb_locked(MountedInode& inode, const Inode& record, bool our_change) {
+void FileSystem::absorb_locked(MountedInode& inode, const Inode& record, bool our_change,
+                               std::optional<std::uint64_t> listed) {
   Inode& mine = inode.record;
   const bool known = mine.id == record.id && mine.mode != 0;
   if (known && record.revision < mine.revision) return;  // overtaken by a newer answer
+  if (is_directory(record.mode)) {
+    inode.changes += 1;
+    if (listed || !known || record.revision != mine.revision) inode.listed = listed;
+  }
   if (known && record.revision > mine.revision + (our_change ? 1 : 0) && is_regular(record.mode)) {
     if (!our_change && (inode.cached_revision != 0 || inode.opens > 0)) invalidate(inode);
     inode.cached_revision = 0;
@@ -427,9 +432,9 @@ void FileSystem::absorb_locked(MountedInode& inode, const Inode& record, bool ou
   inode.known_at = clock_.now();
 }
 
-Inode FileSystem::absorb(MountedInode& inode, const Inode& record, bool our_change) {
+Inode FileSystem::absorb(MountedInode& inode, const Inode& record, bool our_change, std::optional<std::uint64_t> listed) {
   const std::lock_guard lock(inode.mutex);
-  absorb_locked(inode, record, our_change);
+  absorb_locked(inode, record, our_change, listed);
   return view(inode.record);
 }
 
@@ -471,15 +476,19 @@ void FileSystem::note_names(InodeId directory, base::Time asked, const Reply& re
   if (known.names.size() > kMostNames) known.complete = false;
 }
 
-void FileSystem::note_change(InodeId directory, Nanos when, unsigned records, int names, int directories) {
+void FileSystem::note_change(InodeId directory, Nanos when, std::uint64_t sequence, unsigned records, int names,
+                             int directories) {
   const auto inode = table_.find(directory);
   if (!inode) return;
   const std::lock_guard lock(inode->mutex);
   Inode& record = inode->record;
-  if (record.mode == 0 || when == 0) {
+  const bool one_home = !inode->spread;
+  if (one_home && sequence != 0 && inode->listed && sequence <= *inode->listed) return;  // another answer has told of it
+  if (record.mode == 0 || when == 0 || (one_home && (sequence == 0 || !inode->listed))) {
     inode->known_at = base::Time{};
     return;
   }
+  inode->changes += 1;
   // As overlay() makes it of the listing.
   record.mtime = std::max(record.mtime, when);
   record.ctime = std::max(record.ctime, when);
@@ -554,10 +563,21 @@ Task<int> FileSystem::load_names(InodeId directory) {
 void FileSystem::keep(const Inode& inode) { absorb(*table_.get(inode.id, 1), inode); }
 void FileSystem::forget(InodeId inode, std::uint64_t lookups) { table_.forget(inode, lookups); }
 
+namespace {
+// Of an answer about a directory: the last record of the listing that it knows. One that has many homes has no such number.
+std::optional<std::uint64_t> listed_by(const Reply& reply) {
+  return reply.shards.empty() ? std::optional(reply.sequence) : std::nullopt;
+}
+}  // namespace
+
 Task<Looked> FileSystem::lookup(InodeId directory, std::string name) {
   Looked looked;
   if (name.size() > kMaxName) {
     looked.error = ENAMETOOLONG;
+    co_return looked;
+  }
+  if (name == "." || name == "..") {
+    looked = co_await lookup_number(directory, name == "..");
     co_return looked;
   }
   if (surely_absent(directory, name)) {
@@ -570,14 +590,31 @@ Task<Looked> FileSystem::lookup(InodeId directory, std::string name) {
     begin();
     fusionfs::start(load_names(directory), [this](int) { end(); });
   }
-  if (reply.error == 0) looked.inode = absorb(*table_.get(reply.inode->id, 1), *reply.inode);
+  if (reply.error == 0) looked.inode = absorb(*table_.get(reply.inode->id, 1), *reply.inode, false, listed_by(reply));
+  co_return looked;
+}
+
+// An inode that is known by its number alone: of a file handle (open_by_handle_at, an NFS server), or a directory's parent.
+Task<Looked> FileSystem::lookup_number(InodeId id, bool parent) {
+  Looked looked;
+  Reply reply = co_await metadata_.getattr(id);
+  if (reply.error == 0 && parent && id != kRootInode) {
+    if (is_directory(reply.inode->mode))
+      reply = co_await metadata_.getattr(reply.inode->parent);
+    else
+      reply.error = ENOTDIR;
+  }
+  looked.error = reply.error;
+  if (reply.error == 0) looked.inode = absorb(*table_.get(reply.inode->id, 1), *reply.inode, false, listed_by(reply));
   co_return looked;
 }
 
 Task<int> FileSystem::refresh(std::shared_ptr<MountedInode> inode) {
+  std::uint64_t changes = 0;
   {
     const std::lock_guard lock(inode->mutex);
     if (inode->gone) co_return 0;
+    changes = inode->changes;
   }
   Reply reply = co_await metadata_.getattr(inode->id);
   const std::lock_guard lock(inode->mutex);
@@ -586,7 +623,11 @@ Task<int> FileSystem::refresh(std::shared_ptr<MountedInode> inode) {
     inode->record.links = 0;
     co_return 0;
   }
-  if (reply.error == 0) absorb_locked(*inode, *reply.inode, false);
+  if (reply.error == 0) {
+    // Of a directory nothing was learned or reckoned since this was asked: it is right, whatever was reckoned before.
+    if (is_directory(reply.inode->mode) && inode->changes == changes) inode->record.revision = 0;
+    absorb_locked(*inode, *reply.inode, false, listed_by(reply));
+  }
   co_return reply.error;
 }
 
@@ -641,7 +682,7 @@ Task<Looked> FileSystem::setattr(SetRequest request) {
     if (looked.error == 0) {
       Reply reply = co_await metadata_.setattr(request);
       looked.error = reply.error;
-      if (reply.error == 0) looked.inode = absorb(*inode, *reply.inode, true);
+      if (reply.error == 0) looked.inode = absorb(*inode, *reply.inode, true, listed_by(reply));
     }
   }
   inode->changing.give();
@@ -756,9 +797,9 @@ Task<Looked> FileSystem::make(InodeId directory, CreateRequest request) {
   looked.error = reply.error;
   note_names(directory, asked, reply, reply.error == 0 ? 1 : 0, "", reply.error == 0 ? name : "");
   if (reply.error != 0) co_return looked;
-  note_change(directory, reply.changed, 1, 1, is_dir ? 1 : 0);
+  note_change(directory, reply.changed, reply.sequence, 1, 1, is_dir ? 1 : 0);
   const auto made = table_.get(reply.inode->id, 1);
-  looked.inode = absorb(*made, *reply.inode);
+  looked.inode = absorb(*made, *reply.inode, false, is_dir ? std::optional<std::uint64_t>(0) : std::nullopt);
   if (is_dir && options_.leases) {
     const std::lock_guard lock(made->mutex);
     made->names = std::make_unique<KnownNames>();
@@ -796,7 +837,7 @@ Task<Opened> FileSystem::create(InodeId directory, std::string name, std::uint32
   }
   opened.error = reply.error;
   if (reply.error != 0) co_return opened;
-  note_change(directory, reply.changed, 1, 1, 0);
+  note_change(directory, reply.changed, reply.sequence, 1, 1, 0);
   const auto inode = table_.get(reply.inode->id, 1);
   table_.opened(inode->id);
   const std::lock_guard lock(inode->mutex);
@@ -824,7 +865,7 @@ Task<Looked> FileSystem::link(InodeId id, InodeId directory, std::string name) {
   note_names(directory, asked, reply, reply.error == 0 ? 1 : 0, "", reply.error == 0 ? name : "");
   looked.error = reply.error;
   if (reply.error != 0) co_return looked;
-  note_change(directory, reply.changed, 1, 1, 0);
+  note_change(directory, reply.changed, reply.sequence, 1, 1, 0);
   looked.inode = absorb(*table_.get(id, 1), *reply.inode, true);
   co_return looked;
 }
@@ -878,7 +919,7 @@ Task<int> FileSystem::unlink(InodeId directory, std::string name) {
   Reply reply = co_await metadata_.unlink(directory, name);
   note_names(directory, asked, reply, reply.error == 0 ? 1 : 0, reply.error == 0 ? name : "", "");
   if (reply.error != 0) co_return reply.error;
-  note_change(directory, reply.changed, 1, -1, 0);
+  note_change(directory, reply.changed, reply.sequence, 1, -1, 0);
   if (reply.inode && reply.inode->links > 0) {
     if (const auto known = table_.find(reply.inode->id)) absorb(*known, *reply.inode, true);
   } else if (!reply.inode) {
@@ -893,7 +934,7 @@ Task<int> FileSystem::remove_directory(InodeId directory, std::string name) {
   Reply reply = co_await metadata_.remove_directory(directory, name);
   note_names(directory, asked, reply, reply.error == 0 ? 1 : 0, reply.error == 0 ? name : "", "");
   if (reply.error != 0) co_return reply.error;
-  note_change(directory, reply.changed, 1, -1, -1);
+  note_change(directory, reply.changed, reply.sequence, 1, -1, -1);
   if (const auto known = table_.find(reply.entry->inode)) {
     const std::lock_guard lock(known->mutex);
     known->gone = true;
@@ -926,11 +967,11 @@ Task<int> FileSystem::rename(InodeId from, std::string from_name, InodeId to, st
     const auto directory = [](const std::optional<Entry>& entry) { return entry && is_directory(entry->type) ? 1 : 0; };
     const int moved = directory(reply.entry), other = directory(reply.other_entry), over = replaced ? 1 : 0;
     if (from == to && (reply.left == 0 || exchanged)) {
-      note_change(to, std::max(reply.changed, reply.left), exchanged ? 4 : 2 + over, exchanged ? 0 : -over,
+      note_change(to, std::max(reply.changed, reply.left), reply.sequence, exchanged ? 4 : 2 + over, exchanged ? 0 : -over,
                   exchanged ? 0 : -other);
     } else {
-      note_change(to, reply.changed, 1 + over, 1 - over, moved - other);
-      note_change(from, reply.left, exchanged ? 2 : 1, exchanged ? 0 : -1, (exchanged ? other : 0) - moved);
+      note_change(to, reply.changed, reply.sequence, 1 + over, 1 - over, moved - other);
+      note_change(from, reply.left, 0, exchanged ? 2 : 1, exchanged ? 0 : -1, (exchanged ? other : 0) - moved);
     }
   }
   if (reply.entry) {
@@ -970,7 +1011,7 @@ Task<TextReply> FileSystem::read_link(InodeId id) {
   co_return reply;
 }
 
-Task<Opened> FileSystem::open(InodeId id, int flags) {
+Task<Opened> FileSystem::open(InodeId id, int flags, bool privileged, std::uint32_t thread) {
   Opened opened;
   const bool writes = (flags & O_ACCMODE) != O_RDONLY;
   if (options_.read_only && (writes || (flags & O_TRUNC) != 0)) {
@@ -986,12 +1027,26 @@ Task<Opened> FileSystem::open(InodeId id, int flags) {
   opened.error = co_await refresh(inode);
   co_await forgotten_by_kernel(inode);  // its size, above all
   co_await find_stores(inode);
+  if (opened.error == 0 && thread != 0) {
+    // A path may have led here only because the kernel remembers a name that another mount has given to another file, or has
+    // removed: told ESTALE it asks for the name again. Who then comes back has no path (/proc/self/fd/N).
+    const std::lock_guard lock(inode->mutex);
+    if ((inode->gone || inode->record.links == 0) && std::erase(inode->told_stale, thread) == 0) {
+      inode->told_stale.push_back(thread);
+      opened.error = ESTALE;
+    }
+  }
   if (opened.error == 0 && (flags & O_TRUNC) != 0) {
     SetRequest request;
     request.inode = id;
     request.fields_set = SetRequest::kSize;
     request.size = 0;
     co_await inode->changing.take();
+    {
+      const std::lock_guard lock(inode->mutex);
+      request.mode = without_set_ids(inode->record.mode) & 07777;
+      if (!privileged && request.mode != (inode->record.mode & 07777)) request.fields_set |= SetRequest::kMode;
+    }
     Looked truncated = co_await truncate(inode, request);
     inode->changing.give();
     opened.error = truncated.error;
@@ -1101,7 +1156,7 @@ Task<int> FileSystem::set_attribute(InodeId id, std::string name, std::string va
   request.flags = flags;
   request.mode = mode;
   Reply reply = co_await metadata_.set_attribute(std::move(request), false);
-  if (reply.error == 0) absorb(*inode, *reply.inode, true);
+  if (reply.error == 0) absorb(*inode, *reply.inode, true, listed_by(reply));
   co_return reply.error;
 }
 
@@ -1112,7 +1167,7 @@ Task<int> FileSystem::remove_attribute(InodeId id, std::string name) {
   request.inode = id;
   request.name = std::move(name);
   Reply reply = co_await metadata_.set_attribute(std::move(request), true);
-  if (reply.error == 0) absorb(*inode, *reply.inode, true);
+  if (reply.error == 0) absorb(*inode, *reply.inode, true, listed_by(reply));
   co_return reply.error;
 }
 

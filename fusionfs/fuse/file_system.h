@@ -55,6 +55,7 @@ struct FileSystemOptions {
 };
 
 int errno_of_local(const base::Error& error);
+std::uint32_t without_set_ids(std::uint32_t mode);  // what a change of a file's content by somebody without privileges leaves
 // How long the right to append is made use of without asking again.
 inline constexpr std::chrono::milliseconds kAppendsKept{100};
 
@@ -109,6 +110,7 @@ class FileSystem {
 
   // Each inode returned by lookup, make, create, link (and readdirplus through keep()) is one more reference to
   // forget().
+  // "." and "..": the inode itself, which need not be a directory, and a directory's parent.
   Task<Looked> lookup(InodeId directory, std::string name);
   void keep(const Inode& inode);
   void forget(InodeId inode, std::uint64_t lookups);
@@ -124,7 +126,9 @@ class FileSystem {
   Task<int> rename(InodeId from, std::string from_name, InodeId to, std::string to_name, std::uint32_t flags);
   Task<TextReply> read_link(InodeId inode);
 
-  Task<Opened> open(InodeId inode, int flags);
+  // O_TRUNC takes the set-id bits, unless `privileged`: the kernel leaves that to who truncates at open.
+  // A file without a name is ESTALE, once for each `thread` that is not 0.
+  Task<Opened> open(InodeId inode, int flags, bool privileged = true, std::uint32_t thread = 0);
   Task<int> flush(InodeId inode);
   // A descriptor of the process `owner` is closed: its record locks end, after what it wrote is committed.
   Task<int> closed(InodeId inode, std::uint64_t owner);
@@ -180,15 +184,20 @@ class FileSystem {
  private:
   bool fresh(const MountedInode& inode) const;  // inode.mutex is held
   // Merges what the store said into what this mount knows. inode.mutex is held.
-  void absorb_locked(MountedInode& inode, const Inode& record, bool our_change);
-  Inode absorb(MountedInode& inode, const Inode& record, bool our_change = false);
+  // `listed`: of a directory, the last record of its listing that the answer knows (one home's only; else nothing).
+  void absorb_locked(MountedInode& inode, const Inode& record, bool our_change,
+                     std::optional<std::uint64_t> listed = std::nullopt);
+  Inode absorb(MountedInode& inode, const Inode& record, bool our_change = false,
+               std::optional<std::uint64_t> listed = std::nullopt);
   static Inode view(const Inode& record);  // without content
   // What the store said about the names of a directory in an answer to a request sent at `asked`, which wrote `records`
   // records, took away `removed` and added `added` (either may be empty).
   void note_names(InodeId directory, base::Time asked, const Reply& reply, unsigned records, const std::string& removed,
                   const std::string& added);
-  // What `records` of our records at `when` have made of a directory's own attributes: nobody need ask for them.
-  void note_change(InodeId directory, Nanos when, unsigned records, int names, int directories);
+  // What `records` of our records at `when`, up to the listing's record `sequence` (0: not known), have made of a directory's
+  // own attributes: nobody need ask for them.
+  void note_change(InodeId directory, Nanos when, std::uint64_t sequence, unsigned records, int names, int directories);
+  Task<Looked> lookup_number(InodeId id, bool parent);
   void forget_names(InodeId directory);
   bool surely_absent(InodeId directory, const std::string& name);
   Inode seen_directory(InodeId directory);

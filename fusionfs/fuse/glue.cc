@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <limits>
 
 #include "fusionfs/fuse/access_lists.h"
 
@@ -37,6 +38,10 @@ void serve(fuse_req_t request, Task<T> task, Reply reply) {
 
 void answer_error(fuse_req_t request, int error) { fuse_reply_err(request, error); }
 
+// An inode that is not there though the kernel knows a name of it: another mount has removed it, or has given the name to
+// another. The kernel looks the path up anew and comes back.
+int or_stale(int error) { return error == ENOENT ? ESTALE : error; }
+
 struct stat to_stat(const GlueOptions& options, const Inode& inode) {
   struct stat status {};
   status.st_ino = raw(inode.id);
@@ -62,7 +67,12 @@ struct stat to_stat(const GlueOptions& options, const Inode& inode) {
   return status;
 }
 
-Nanos to_nanos(const timespec& time) { return Nanos{time.tv_sec} * 1'000'000'000 + time.tv_nsec; }
+// Times are kept from 1677 to 2262; what lies outside becomes the nearest, as with other file systems' ranges.
+Nanos to_nanos(const timespec& time) {
+  constexpr Nanos kMostSeconds = std::numeric_limits<Nanos>::max() / 1'000'000'000 - 1;
+  const Nanos seconds = std::clamp<Nanos>(time.tv_sec, -kMostSeconds, kMostSeconds);
+  return seconds * 1'000'000'000 + (seconds == time.tv_sec ? time.tv_nsec : 0);
+}
 
 fuse_entry_param to_entry(const Glue& glue, const Inode& inode) {
   fuse_entry_param entry{};
@@ -83,7 +93,7 @@ void reply_looked(fuse_req_t request, const Looked& looked) {
 }
 
 void reply_attributes(fuse_req_t request, const Looked& looked) {
-  if (looked.error != 0) return answer_error(request, looked.error);
+  if (looked.error != 0) return answer_error(request, or_stale(looked.error));
   const struct stat status = to_stat(glue_of(request).options, looked.inode);
   fuse_reply_attr(request, &status, glue_of(request).options.attribute_timeout);
 }
@@ -105,6 +115,7 @@ void on_init(void* userdata, fuse_conn_info* connection) {
   want(FUSE_CAP_READDIRPLUS_AUTO);
   want(FUSE_CAP_ASYNC_DIO);
   want(FUSE_CAP_CACHE_SYMLINKS);
+  want(FUSE_CAP_EXPORT_SUPPORT);  // file handles outlive the kernel's cache
   // The page cache is dropped when another mount has changed a file, not whenever our own write moves its mtime.
   want(FUSE_CAP_EXPLICIT_INVAL_DATA);
   refuse(FUSE_CAP_AUTO_INVAL_DATA);
@@ -182,7 +193,7 @@ void on_setattr(fuse_req_t request, fuse_ino_t inode, struct stat* status, int t
 void on_readlink(fuse_req_t request, fuse_ino_t inode) {
   serve(request, files_of(request).read_link(inode_of(inode)), [](fuse_req_t to, const TextReply& reply) {
     if (reply.error != 0)
-      answer_error(to, reply.error);
+      answer_error(to, or_stale(reply.error));
     else
       fuse_reply_readlink(to, reply.text.c_str());
   });
@@ -317,7 +328,8 @@ std::string use_of(fuse_req_t request, int flags) {
 
 void on_open(fuse_req_t request, fuse_ino_t inode, fuse_file_info* info) {
   fuse_file_info file = *info;
-  serve(request, files_of(request).open(inode_of(inode), info->flags),
+  serve(request, files_of(request).open(inode_of(inode), info->flags, fuse_req_ctx(request)->uid == 0,
+                                       static_cast<std::uint32_t>(fuse_req_ctx(request)->pid)),
         [file, inode, use = use_of(request, info->flags)](fuse_req_t to, const Opened& opened) mutable {
           if (opened.error != 0) return answer_error(to, opened.error);
           file.keep_cache = opened.keep_cache ? 1 : 0;
@@ -569,6 +581,15 @@ Task<int> set_access_list(FileSystem& files, InodeId inode, std::string name, st
 }
 
 constexpr std::string_view kVirtual = "fusionfs.";  // attributes that tell where a file lies; not listed
+constexpr std::string_view kTrusted = "trusted.";   // the kernel lets root alone read and write them; listing is up to us
+
+// 0, or what a local file system says to a name in none of its namespaces, or with nothing behind the namespace.
+int check_attribute(std::string_view name) {
+  for (const std::string_view space : {std::string_view("user."), kTrusted, std::string_view("security.")}) {
+    if (name.starts_with(space)) return name == space ? EINVAL : 0;
+  }
+  return name == "system.posix_acl_access" || name == "system.posix_acl_default" ? 0 : EOPNOTSUPP;
+}
 
 void on_setxattr(fuse_req_t request, fuse_ino_t inode, const char* name, const char* value, std::size_t size,
                  int flags) {
@@ -576,6 +597,7 @@ void on_setxattr(fuse_req_t request, fuse_ino_t inode, const char* name, const c
   if (std::strlen(name) > kMaxName) return answer_error(request, ERANGE);
   const std::string_view attribute(name);
   if (attribute.starts_with(kVirtual)) return answer_error(request, EPERM);
+  if (const int error = check_attribute(attribute); error != 0) return answer_error(request, error);
   if (attribute.starts_with("system.posix_acl_") && !glue_of(request).options.access_lists)
     return answer_error(request, EOPNOTSUPP);
   if (attribute == "system.posix_acl_access") {
@@ -587,12 +609,12 @@ void on_setxattr(fuse_req_t request, fuse_ino_t inode, const char* name, const c
   serve(request,
         files.set_attribute(inode_of(inode), name, std::string(value, size), static_cast<std::uint32_t>(flags),
                             std::nullopt),
-        answer_error);
+        [](fuse_req_t to, int error) { answer_error(to, or_stale(error)); });
 }
 
 void reply_text(fuse_req_t request, const TextReply& reply, std::size_t size) {
   if (reply.error != 0)
-    answer_error(request, reply.error);
+    answer_error(request, or_stale(reply.error));
   else if (size == 0)
     fuse_reply_xattr(request, reply.text.size());
   else if (reply.text.size() > size)
@@ -613,13 +635,28 @@ void on_getxattr(fuse_req_t request, fuse_ino_t inode, const char* name, std::si
         [size](fuse_req_t to, const TextReply& reply) { reply_text(to, reply, size); });
 }
 
+// A list of names, each ended by a zero, without those that start with `prefix`.
+std::string without(const std::string& names, std::string_view prefix) {
+  std::string rest;
+  for (std::size_t at = 0; at < names.size();) {
+    const std::size_t end = std::min(names.find('\0', at), names.size() - 1) + 1;
+    if (!std::string_view(names).substr(at).starts_with(prefix)) rest.append(names, at, end - at);
+    at = end;
+  }
+  return rest;
+}
+
 void on_listxattr(fuse_req_t request, fuse_ino_t inode, std::size_t size) {
   serve(request, files_of(request).list_attributes(inode_of(inode)),
-        [size](fuse_req_t to, const TextReply& reply) { reply_text(to, reply, size); });
+        [size, all = fuse_req_ctx(request)->uid == 0](fuse_req_t to, TextReply& reply) {
+          if (!all) reply.text = without(reply.text, kTrusted);
+          reply_text(to, reply, size);
+        });
 }
 
 void on_removexattr(fuse_req_t request, fuse_ino_t inode, const char* name) {
-  serve(request, files_of(request).remove_attribute(inode_of(inode), name), answer_error);
+  serve(request, files_of(request).remove_attribute(inode_of(inode), name),
+        [](fuse_req_t to, int error) { answer_error(to, or_stale(error)); });
 }
 
 void on_fallocate(fuse_req_t request, fuse_ino_t inode, int mode, off_t offset, off_t size, fuse_file_info*) {

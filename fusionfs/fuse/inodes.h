@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <unordered_map>
 #include <unordered_set>
@@ -98,6 +99,9 @@ struct MountedInode {
   int write_error = 0;                         // of a commit in the background: told once
   std::unique_ptr<KnownNames> names;           // directories in which this mount changes names
   bool spread = false;                         // over several homes: no lease covers all names, `names` is of no use
+  std::optional<std::uint64_t> listed;         // directories: `record` is as the store told it after this record of the listing
+  std::uint64_t changes = 0;                   // directories: how often `record` was changed
+  std::vector<std::uint32_t> told_stale;       // gone: the threads that were told to look for the name again
   std::shared_ptr<Content> content;            // when there are chunks, or will be
   std::vector<std::uint64_t> content_stores;   // where `content` reads and writes
   base::Time appends_until{};                  // until then nobody else appends to it; zero: this mount has no such right

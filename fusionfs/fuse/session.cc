@@ -88,6 +88,12 @@ Result<void> take_away(const std::string& directory, Unmount how) {
 
 }  // namespace
 
+// Options of mount(8) and fstab that ask for what is so already, or are mount(8)'s own business.
+constexpr std::string_view kIdle[] = {
+    "default_permissions", "defaults", "auto",     "noauto", "_netdev", "nofail",   "user",       "nouser",     "users",
+    "nousers",             "owner",    "group",    "silent", "loud",    "dirsync",  "nolazytime", "norelatime", "nostrictatime",
+    "diratime",            "nodiratime", "nomand", "user_xattr"};
+
 Result<void> parse_options(const std::string& list, MountOptions& options) {
   std::istringstream parts(list);
   std::string part;
@@ -113,8 +119,10 @@ Result<void> parse_options(const std::string& list, MountOptions& options) {
       options.local_locks = true;
     else if (part == "local_lock=none" || (plain && name == "lock"))
       options.local_locks = false;
-    else if (plain && (name == "relatime" || name == "noatime"))
-      options.relatime = name == "relatime";
+    else if (plain && (name == "relatime" || name == "atime" || name == "noatime"))
+      options.relatime = name != "noatime";
+    else if (plain && (name == "sync" || name == "async"))
+      options.synchronous = name == "sync";
     else if (plain && name == "provenance")
       options.provenance = true;
     else if (plain && (name == "embed" || name == "noembed"))
@@ -133,9 +141,10 @@ Result<void> parse_options(const std::string& list, MountOptions& options) {
       options.no_execute = true;
     else if (plain && name == "nonempty")
       options.non_empty = true;
-    else if (plain && (name == "default_permissions" || name == "auto" ||
-                       name == "noauto" || name == "_netdev" || name == "nofail" || name == "user" || name == "users" ||
-                       name == "defaults" || name == "async" || name == "diratime" || name == "nodiratime")) {
+    else if (name == "fsname" && !value.empty() && value.find('\\') == std::string::npos)
+      options.source = value;
+    else if (name.starts_with("x-") || name.starts_with("X-") || name == "comment" ||
+             (plain && std::find(std::begin(kIdle), std::end(kIdle), name) != std::end(kIdle))) {
       // What it asks for is so already, or is mount(8)'s business.
     } else if (name == "attr_timeout") {
       if (!parse_seconds(value, options.attribute_timeout))
@@ -183,9 +192,9 @@ Result<void> parse_options(const std::string& list, MountOptions& options) {
     } else if (!part.empty()) {
       return fail(Code::invalid, "-o ", base::escape(part),
                   ": no such option; known are ro, rw, allow_other, noallow_other, acl, writeback, "
-                  "dev, nodev, suid, nosuid, exec, noexec, nonempty, embed, noembed, local_lock=all|none, relatime, noatime, "
+                  "dev, nodev, suid, nosuid, exec, noexec, sync, async, nonempty, embed, noembed, local_lock=all|none, relatime, noatime, "
                   "provenance, replicas=N, serve[=ADDRESS[:PORT]], noserve, uid=N, gid=N, umask=OCTAL, "
-                  "attr_timeout=S, entry_timeout=S, threads=N, cluster=HOST:PORT, data=FOLDER");
+                  "attr_timeout=S, entry_timeout=S, threads=N, cluster=HOST:PORT, data=FOLDER, fsname=NAME");
     }
   }
   return {};
@@ -356,7 +365,8 @@ Result<bool> serve_mount(zht::Client& client, const MountOptions& options, const
 
   if (const auto found = file_system.stores().refresh(); !found) log.warn("chunk stores: " + found.error().message);
 
-  std::string mount_options = "fsname=fusionfs,subtype=fusionfs,default_permissions";
+  std::string mount_options = "fsname=" + options.source + ",subtype=fusionfs,default_permissions";
+  if (options.synchronous) mount_options += ",sync";
   if (options.allow_other.value_or(::geteuid() == 0)) mount_options += ",allow_other";
   if (options.read_only) mount_options += ",ro";
   if (options.no_execute) mount_options += ",noexec";

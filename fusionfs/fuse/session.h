@@ -30,6 +30,8 @@ struct MountOptions {
   bool device_files = true;  // root only
   bool set_user_id = true;   // root only
   bool no_execute = false;
+  bool synchronous = false;         // each write is synced before it returns
+  std::string source = "fusionfs";  // what df and /proc/mounts show as the device
   double attribute_timeout = 1.0;  // seconds
   double entry_timeout = 1.0;
   int threads = 2;  // that read requests from the kernel

@@ -101,6 +101,14 @@ TEST_F(ChunksTest, AnyMixOfChangesReadsAsAModelSaysAndEveryChecksumAgrees) {
   }
 }
 
+TEST_F(ChunksTest, RoomThatTheDiskDoesNotHaveIsRefusedBeforeAnyIsTaken) {
+  const auto store = *ChunkStore::open(folder_ + "/chunks");
+  const auto allocated = LocalContent(*store, make_inode(kRootHome, 7)).allocate(0, kMaxFileSize);
+  ASSERT_FALSE(allocated.has_value());
+  EXPECT_EQ(allocated.code(), Code::no_space);
+  EXPECT_TRUE(store->list()->empty());
+}
+
 TEST_F(ChunksTest, DamageIsFoundAndNamedAndNotWrittenOver) {
   const auto file = open();
   const std::string bytes(20'000, 'a');

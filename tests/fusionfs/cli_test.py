@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """The fusionfs program: its verbs and options, a mount that is its own node, and rm -rf, copies and SQLite on it."""
+import ctypes
 import errno
 import mmap
 import os
@@ -7,8 +8,10 @@ import shutil
 import signal
 import sqlite3
 import stat
+import struct
 import subprocess
 import sys
+import threading
 import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "e2e"))
@@ -120,6 +123,15 @@ class Program(unittest.TestCase):
         status = os.stat(os.path.join(mount, "a"))
         self.assertEqual((status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)), (4321, 77, 0o600))
         self.box.umount(mount)
+        # As fstab and mount(8) may give them.
+        mount = self.box.mount("mnt", "-o", "fsname=shared,sync,dirsync,atime,nouser,x-systemd.requires=network.target,comment=a b")
+        with open("/proc/self/mounts", encoding="utf-8") as file:
+            line = next(each for each in file if each.split()[1] == mount)
+        self.assertEqual(line.split()[0], "shared")
+        self.assertIn("sync", line.split()[3].split(","))
+        with open(os.path.join(mount, "a"), "wb") as file:
+            file.write(b"x" * 10_000)
+        self.box.umount(mount)
         point = self.box.path("other")
         os.mkdir(point)
         for bad in ("bogus", "uid=x", "umask=9", "threads=0", "attr_timeout=-1"):
@@ -201,6 +213,116 @@ class Program(unittest.TestCase):
             os.waitpid(child, 0)
             self.assertEqual(stat.S_IMODE(os.fstat(writer).st_mode), 0o777)
             os.close(writer)
+        self.box.umount(mount)
+
+    def test_what_local_file_systems_do_with_odd_arguments(self):
+        mount = self.box.mount("mnt")
+        path = os.path.join(mount, "f")
+        with open(path, "wb") as file:
+            file.write(b"x" * 10_000)
+            # Room that the disk does not have is refused at once and nothing is taken. (The C library's fallback writes.)
+            with self.assertRaises(OSError) as failed:
+                os.posix_fallocate(file.fileno(), 0, 1 << 49)
+            self.assertEqual(failed.exception.errno, errno.ENOSPC)
+            self.assertLess(os.stat(path).st_blocks, 1000)
+        # The years that are kept; what lies outside becomes the nearest.
+        for wanted, kept in ((-2**31, -2**31), (1 << 33, 1 << 33), (2**62, 9223372035), (-2**62, -9223372035)):
+            os.utime(path, (wanted, wanted))
+            self.assertEqual((int(os.stat(path).st_atime), int(os.stat(path).st_mtime)), (kept, kept))
+        for name, error in (("user.", errno.EINVAL), ("nowhere.x", errno.EOPNOTSUPP), ("x", errno.EOPNOTSUPP),
+                            ("system.x", errno.EOPNOTSUPP)):
+            with self.assertRaises(OSError) as failed:
+                os.setxattr(path, name, b"1")
+            self.assertEqual(failed.exception.errno, error, name)
+        os.setxattr(path, "user.x", b"1")
+        if os.geteuid() == 0:
+            for name in ("trusted.x", "security.x"):
+                os.setxattr(path, name, b"1")
+            self.assertEqual(sorted(os.listxattr(path)), ["security.x", "trusted.x", "user.x"])
+            os.chmod(self.box.folder, 0o711)
+            os.chmod(path, 0o6777)
+            child = os.fork()
+            if child == 0:
+                try:
+                    os.setgid(65534)
+                    os.setuid(65534)
+                    assert sorted(os.listxattr(path)) == ["security.x", "user.x"], "others are not told of what root alone may read"
+                    os.close(os.open(path, os.O_WRONLY | os.O_TRUNC))
+                    os._exit(0)
+                finally:
+                    os._exit(1)
+            self.assertEqual(os.waitpid(child, 0)[1], 0)
+            self.assertEqual(stat.S_IMODE(os.stat(path).st_mode), 0o777)
+        self.box.umount(mount)
+
+    def test_a_name_given_to_another_file_by_another_mount_opens_that_file_at_once(self):
+        one, other = self.box.mount("one"), self.box.mount("other")
+        for number in range(30):
+            content = b"%d" % number + b"x" * (number % 3 * 4000)
+            with open(os.path.join(one, "new"), "wb") as file:
+                file.write(content)
+            os.rename(os.path.join(one, "new"), os.path.join(one, "f"))
+            with open(os.path.join(other, "f"), "rb") as file:  # whose kernel believes to know the name
+                self.assertEqual(file.read(), content)
+        # What is open stays what it was; it can be opened anew through /proc though no name leads to it.
+        with open(os.path.join(other, "f"), "rb") as file:
+            os.unlink(os.path.join(one, "f"))
+            with open(f"/proc/self/fd/{file.fileno()}", "rb") as again:
+                self.assertEqual(again.read(), content)
+            self.assertEqual(file.read(), content)
+        with self.assertRaises(FileNotFoundError):
+            os.open(os.path.join(other, "f"), os.O_RDONLY)
+        self.box.umount(one)
+        self.box.umount(other)
+
+    def test_a_file_handle_outlives_the_kernels_cache(self):
+        if os.geteuid() != 0:
+            self.skipTest("not root: open_by_handle_at is not allowed")
+        libc = ctypes.CDLL(None, use_errno=True)
+        mount = self.box.mount()
+        os.makedirs(os.path.join(mount, "a/b"))
+        with open(os.path.join(mount, "a/b/f"), "wb") as file:
+            file.write(b"content")
+        handles = {}
+        for name in ("a/b/f", "a/b", "gone"):
+            if name == "gone":
+                with open(os.path.join(mount, name), "wb"):
+                    pass
+            handle, where = ctypes.create_string_buffer(struct.pack("Ii", 128, 0), 136), ctypes.c_int()
+            self.assertEqual(libc.name_to_handle_at(-100, os.path.join(mount, name).encode(), handle, ctypes.byref(where), 0), 0)
+            handles[name] = handle
+        os.unlink(os.path.join(mount, "gone"))
+        self.box.umount(mount)
+        mount = self.box.mount()  # its kernel knows no inode
+        top = os.open(mount, os.O_RDONLY)
+        file = libc.open_by_handle_at(top, handles["a/b/f"], os.O_RDONLY)
+        self.assertEqual(os.read(file, 100), b"content")
+        folder = libc.open_by_handle_at(top, handles["a/b"], os.O_RDONLY)
+        self.assertEqual(os.listdir(folder), ["f"])
+        self.assertEqual(os.readlink(f"/proc/self/fd/{folder}"), os.path.join(mount, "a/b"))
+        self.assertEqual(libc.open_by_handle_at(top, handles["gone"], os.O_RDONLY), -1)
+        self.assertEqual(ctypes.get_errno(), errno.ESTALE)
+        for each in (top, file, folder):
+            os.close(each)
+        self.box.umount(mount)
+
+    def test_a_directory_counts_its_folders_right_while_threads_change_and_look(self):
+        mount = self.box.mount("mnt", "-o", "attr_timeout=0")
+        top = os.path.join(mount, "top")
+        os.mkdir(top)
+
+        def change(name):
+            for _ in range(100):
+                os.mkdir(os.path.join(top, name))
+                os.rmdir(os.path.join(top, name))
+            os.mkdir(os.path.join(top, name))
+
+        threads = [threading.Thread(target=change, args=(str(number),)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            os.stat(top)
+        self.assertEqual(os.stat(top).st_nlink, 2 + len(threads))
         self.box.umount(mount)
 
     def test_real_use(self):
