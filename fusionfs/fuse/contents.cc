@@ -455,6 +455,7 @@ Task<int> FileSystem::sync_directory(InodeId) { co_return 0; }  // every change 
 
 Task<int> FileSystem::closed(InodeId id, std::uint64_t owner) {
   int error = co_await flush(id);
+  locks_.closed(id, owner);
   const int dropped = co_await locks_.drop(id, FileLock::Kind::record, owner);
   co_return error != 0 ? error : dropped;
 }
@@ -489,7 +490,7 @@ Task<int> FileSystem::release(InodeId id, std::uint64_t handle, std::uint64_t fl
     Reply noted = co_await metadata_.setattr(read_at);
     if (noted.error == 0) absorb(*inode, *noted.inode, true);
   }
-  // Locks of an open file description (F_OFD_SETLK): nobody said that it was closed.
+  // Whatever else: nobody has it open.
   if (last) co_await locks_.drop(id, FileLock::Kind::record, 0);
   if (reap) {
     std::shared_ptr<Content> content;

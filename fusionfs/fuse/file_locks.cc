@@ -16,6 +16,7 @@ namespace {
 constexpr std::chrono::milliseconds kWaitRecordLife{20'000};
 constexpr std::chrono::milliseconds kLongestWait{5'000};  // then the record of who waits is written anew
 constexpr int kLongestCircle = 64;
+constexpr std::size_t kMostProcesses = 4096;  // that are known to close descriptors: forgotten, a trial lock may take 20 ms
 constexpr std::chrono::milliseconds kAppendLife{10'000};
 constexpr int kAppendRounds = 10'000;
 
@@ -128,9 +129,20 @@ std::set<std::uint64_t> FileLocks::owners_through(std::uint64_t handle) {
   const std::lock_guard lock(mutex_);
   const auto found = by_handle_.find(handle);
   if (found == by_handle_.end()) return {};
-  std::set<std::uint64_t> owners = std::move(found->second);
+  std::set<std::uint64_t> owners = std::move(found->second.owners);
   by_handle_.erase(found);
   return owners;
+}
+
+void FileLocks::closed(InodeId inode, std::uint64_t owner) {
+  const std::lock_guard lock(mutex_);
+  if (by_handle_.empty()) return;  // no locks are in use
+  if (processes_.size() >= kMostProcesses) processes_.clear();
+  processes_.insert(owner);
+  for (auto at = by_handle_.begin(); at != by_handle_.end();) {
+    if (at->second.inode == inode) at->second.owners.erase(owner);
+    at = at->second.owners.empty() ? by_handle_.erase(at) : std::next(at);
+  }
 }
 
 Task<int> FileLocks::wait_for_change(InodeId inode, const LockReply& met, std::shared_ptr<Wait> wait) {
@@ -166,7 +178,7 @@ Task<int> FileLocks::lock(InodeId inode, FileLock lock, bool sleep, std::shared_
   lock.session = options_.session;
   const LockRequest request = request_for(inode, lock);
   const std::string edge = waits_key(lock.session, lock.owner);
-  const bool by_close = handle != 0 && lock.kind == FileLock::Kind::record;
+  const bool noted = handle != 0 && lock.kind == FileLock::Kind::record;
   bool waits = false, tried_again = false;
   int circles = 0, error = 0;
   for (;;) {
@@ -180,12 +192,16 @@ Task<int> FileLocks::lock(InodeId inode, FileLock lock, bool sleep, std::shared_
     }
     if (error != EAGAIN) break;
     if (!sleep) {
-      // A file that was closed without a word (read-only, or nothing left to commit) is on its way to be released.
+      // A file that was closed without a word (read-only, or nothing left to commit; or its locks are its own, not a process's)
+      // is on its way to be released.
       bool closing = false;
       if (reply.session == options_.session && !tried_again) {
         const std::lock_guard guard(mutex_);
         closing = std::any_of(by_handle_.begin(), by_handle_.end(),
-                              [&](const auto& each) { return each.second.count(reply.owner) > 0; });
+                              [&](const auto& each) {
+                                return each.second.owners.count(reply.owner) > 0 &&
+                                       ((each.first & kSilent) != 0 || processes_.count(reply.owner) == 0);
+                              });
       }
       if (!closing) break;
       tried_again = true;
@@ -233,9 +249,10 @@ Task<int> FileLocks::lock(InodeId inode, FileLock lock, bool sleep, std::shared_
   }
   if (error != 0) co_return error;
   remember(inode, lock);
-  if (by_close && lock.type != FileLock::Type::none) {
+  if (noted && lock.type != FileLock::Type::none) {
     const std::lock_guard guard(mutex_);
-    by_handle_[handle].insert(lock.owner);
+    by_handle_[handle].inode = inode;
+    by_handle_[handle].owners.insert(lock.owner);
   }
   co_return 0;
 }

@@ -40,7 +40,8 @@ class FileLocks {
   void interrupt(Wait& wait);
 
   // Sets, or with Type::none takes away. 0, EAGAIN (not `sleep`: another's is in the way), EINTR, EDEADLK, ENOLCK, EIO.
-  // `handle` not 0: an open file that tells of its closing only when it is released.
+  // `handle`: the open file that it is taken through (0: not known); with kSilent one that tells of its closing only when it is
+  // released.
   Task<int> lock(InodeId inode, FileLock lock, bool sleep, std::shared_ptr<Wait> wait, std::uint64_t handle);
   struct Tested {
     int error = 0;
@@ -50,8 +51,12 @@ class FileLocks {
   // All of an owner (0: of the mount) on a file, as when a file is closed. Asks nobody when there are none.
   Task<int> drop(InodeId inode, FileLock::Kind kind, std::uint64_t owner);
   bool holds(InodeId inode, FileLock::Kind kind, std::uint64_t owner) const;
-  // Owners that took record locks through a handle; forgets them.
+  // A handle is released: those who took record locks through it and have not closed it, that is, an open file description
+  // that owns its locks (F_OFD_SETLK), and everybody where closing is silent. Forgets them.
   std::set<std::uint64_t> owners_through(std::uint64_t handle);
+  // A process has closed a descriptor of the file: it owns nothing there any more, through whatever handle it was taken.
+  void closed(InodeId inode, std::uint64_t owner);
+  static constexpr std::uint64_t kSilent = std::uint64_t{1} << 62;  // a handle's bit
 
   // The right to append: waits for it, `reply.inode` is the file as it is now. EINTR when the mount ends.
   Task<LockReply> take_append(InodeId inode);
@@ -73,7 +78,12 @@ class FileLocks {
   const Options options_;
   mutable std::mutex mutex_;
   std::map<InodeId, std::vector<FileLock>> held_;                 // guarded by mutex_
-  std::map<std::uint64_t, std::set<std::uint64_t>> by_handle_;    // owners. Guarded by mutex_
+  struct Taken {
+    InodeId inode{};
+    std::set<std::uint64_t> owners;
+  };
+  std::map<std::uint64_t, Taken> by_handle_;                      // guarded by mutex_
+  std::set<std::uint64_t> processes_;                             // owners that close descriptors. Guarded by mutex_
   std::set<std::shared_ptr<Wait>> waits_;                         // guarded by mutex_
   bool stopped_ = false;                                          // guarded by mutex_
 };

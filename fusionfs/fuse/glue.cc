@@ -293,7 +293,7 @@ bool close_is_idle(const FileSystem& files, int flags) {
 
 void set_handle(const Glue& glue, fuse_file_info& file, bool alone) {
   file.noflush = close_is_idle(glue.files, file.flags) ? 1 : 0;
-  file.fh = file.noflush != 0 ? glue.files.new_handle() : 0;
+  file.fh = glue.files.new_handle() | (file.noflush != 0 ? FileLocks::kSilent : 0);
   if (glue.options.writeback || (file.flags & O_ACCMODE) != O_WRONLY) return;
   if ((file.flags & O_APPEND) != 0) {
     // The kernel puts what is appended where it believes the end to be: it must not keep it there.

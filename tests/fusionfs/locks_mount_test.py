@@ -245,6 +245,39 @@ for _ in range(int(sys.argv[2])):
         with open(path, "rb") as file:
             self.assertEqual(file.read()[-5:], b"0099b")
 
+    def test_locks_of_an_open_file_description_end_with_it(self):
+        get_lock, set_lock = 36, 37  # F_OFD_GETLK, F_OFD_SETLK
+        whole = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        path = os.path.join(self.a, self.path)
+        one, other = (os.open(path, os.O_RDWR | os.O_CREAT, 0o644) for _ in range(2))
+        for _ in range(5):
+            fcntl.fcntl(one, set_lock, whole)
+            os.close(os.dup(one))
+            with self.assertRaises(BlockingIOError):
+                fcntl.fcntl(other, set_lock, whole)
+            self.assertEqual(struct.unpack("hhqqi4x", fcntl.fcntl(other, get_lock, whole))[0], fcntl.F_WRLCK)
+            os.close(one)  # `other` keeps the file open
+            fcntl.fcntl(other, set_lock, whole)
+            one, other = other, os.open(path, os.O_RDWR)
+        # A process's locks end when it closes any descriptor; those it takes afterwards are not lost with an older one.
+        for _ in range(20):
+            first, second = os.open(path + "2", os.O_RDWR | os.O_CREAT, 0o644), os.open(path + "2", os.O_RDWR)
+            fcntl.lockf(first, fcntl.LOCK_EX)
+            os.close(first)
+            fcntl.lockf(second, fcntl.LOCK_EX)
+            child = os.fork()
+            if child == 0:
+                try:
+                    fcntl.lockf(os.open(path + "2", os.O_RDWR), fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    os._exit(0)
+                finally:
+                    os._exit(1)
+            self.assertEqual(os.waitpid(child, 0)[1], 0)
+            os.close(second)
+        os.close(one)
+        os.close(other)
+
 
 if __name__ == "__main__":
     harness.main("fusionfs", "zht", fuse=True)
