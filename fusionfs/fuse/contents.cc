@@ -135,6 +135,8 @@ int FileSystem::write(InodeId id, std::uint64_t offset, base::Bytes bytes) {
     return errno_of_local(done.error());
   }
   inode->record.size = std::max(inode->record.size, end);
+  // Counted by the next commit. Until then never 0: GNU tar --sparse does not even read what has no blocks.
+  inode->record.blocks = std::max<std::uint64_t>(inode->record.blocks, (bytes.size() + 4095) / 4096 * 8);
   inode->record.mtime = inode->record.ctime = std::max(inode->record.mtime, now);
   mark_dirty_locked(*inode);
   return 0;

@@ -560,6 +560,11 @@ Task<int> FileSystem::load_names(InodeId directory) {
   co_return listed.error;
 }
 
+Inode FileSystem::as_seen_here(const Inode& inode) {
+  const auto known = table_.find(inode.id);
+  return known ? absorb(*known, inode) : view(inode);
+}
+
 void FileSystem::keep(const Inode& inode) { absorb(*table_.get(inode.id, 1), inode); }
 void FileSystem::forget(InodeId inode, std::uint64_t lookups) { table_.forget(inode, lookups); }
 

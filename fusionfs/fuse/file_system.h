@@ -113,6 +113,8 @@ class FileSystem {
   // "." and "..": the inode itself, which need not be a directory, and a directory's parent.
   Task<Looked> lookup(InodeId directory, std::string name);
   void keep(const Inode& inode);
+  // What the kernel is told of an inode that the store has described, as listings do: uncommitted writes included.
+  Inode as_seen_here(const Inode& inode);
   void forget(InodeId inode, std::uint64_t lookups);
 
   Task<Looked> getattr(InodeId inode);

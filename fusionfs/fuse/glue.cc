@@ -523,7 +523,7 @@ void read_directory(fuse_req_t request, std::size_t size, off_t offset, fuse_fil
               fuse_entry_param entry{};
               const bool named = each.has_attributes;
               if (named) {
-                entry = to_entry(glue, each.attributes);
+                entry = to_entry(glue, files.as_seen_here(each.attributes));
               } else {
                 entry.attr.st_ino = raw(each.inode);
                 entry.attr.st_mode = each.type;

@@ -306,6 +306,24 @@ class Program(unittest.TestCase):
             os.close(each)
         self.box.umount(mount)
 
+    def test_a_listing_does_not_take_back_what_was_written(self):
+        mount = self.box.mount()
+        for size in (100, 10_000):
+            path = os.path.join(mount, str(size))
+            file = os.open(path, os.O_RDWR | os.O_CREAT)
+            for part in range(1, 4):
+                os.write(file, b"x" * size)  # nothing is committed yet
+                # The kernel asks for the attributes of all that is listed.
+                self.assertEqual([each.name for each in os.scandir(mount) if each.stat().st_size == 0], [])
+                self.assertEqual(os.fstat(file).st_size, part * size)
+                self.assertEqual(os.pread(file, 4 * size, 0), b"x" * part * size)
+                # tar --sparse takes a file without blocks for one big hole.
+                self.assertGreater(os.stat(path).st_blocks, 0)
+            os.close(file)
+            os.listdir(mount)
+            self.assertGreaterEqual(os.stat(path).st_blocks * 512, 3 * size)
+        self.box.umount(mount)
+
     def test_a_directory_counts_its_folders_right_while_threads_change_and_look(self):
         mount = self.box.mount("mnt", "-o", "attr_timeout=0")
         top = os.path.join(mount, "top")
