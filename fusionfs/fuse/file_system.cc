@@ -484,7 +484,9 @@ void FileSystem::note_change(InodeId directory, Nanos when, std::uint64_t sequen
   Inode& record = inode->record;
   const bool one_home = !inode->spread;
   if (one_home && sequence != 0 && inode->listed && sequence <= *inode->listed) return;  // another answer has told of it
-  if (record.mode == 0 || when == 0 || (one_home && (sequence == 0 || !inode->listed))) {
+  // Not known whether it was told of: reckoned, so that no older answer counts, and asked for.
+  if (one_home && (sequence == 0 || !inode->listed)) inode->known_at = base::Time{};
+  if (record.mode == 0 || when == 0) {
     inode->known_at = base::Time{};
     return;
   }
@@ -1016,6 +1018,25 @@ Task<TextReply> FileSystem::read_link(InodeId id) {
   co_return reply;
 }
 
+// A path may have led to a file without a name only because the kernel remembers a name that another mount has given to another
+// file, or has removed. Told ESTALE the kernel looks the path up anew, once. Who then comes back to the same file has no path
+// (/proc/self/fd/N); who comes to another that has been removed meanwhile had its name during this very open(2), and may read what
+// is known of it. Chunks are not: they may be gone.
+int FileSystem::tell_stale(InodeId id, std::uint32_t thread, bool nameless, bool readable) {
+  constexpr std::size_t kMostThreads = 1024;
+  const std::lock_guard lock(stale_mutex_);
+  const auto told = told_stale_.find(thread);
+  const bool before = told != told_stale_.end();
+  const bool stale = nameless && !(before && (readable || told->second == id));
+  if (stale && told_stale_.size() >= kMostThreads) told_stale_.clear();
+  if (stale)
+    told_stale_[thread] = id;
+  else if (before)
+    told_stale_.erase(told);
+  told_stale_any_.store(!told_stale_.empty(), std::memory_order_relaxed);
+  return stale ? ESTALE : 0;
+}
+
 Task<Opened> FileSystem::open(InodeId id, int flags, bool privileged, std::uint32_t thread) {
   Opened opened;
   const bool writes = (flags & O_ACCMODE) != O_RDONLY;
@@ -1033,13 +1054,13 @@ Task<Opened> FileSystem::open(InodeId id, int flags, bool privileged, std::uint3
   co_await forgotten_by_kernel(inode);  // its size, above all
   co_await find_stores(inode);
   if (opened.error == 0 && thread != 0) {
-    // A path may have led here only because the kernel remembers a name that another mount has given to another file, or has
-    // removed: told ESTALE it asks for the name again. Who then comes back has no path (/proc/self/fd/N).
-    const std::lock_guard lock(inode->mutex);
-    if ((inode->gone || inode->record.links == 0) && std::erase(inode->told_stale, thread) == 0) {
-      inode->told_stale.push_back(thread);
-      opened.error = ESTALE;
+    bool nameless = false, readable = false;
+    {
+      const std::lock_guard lock(inode->mutex);
+      nameless = inode->gone || inode->record.links == 0;
+      readable = inode->record.has(Inode::kInline);
     }
+    if (nameless || told_stale_any_.load(std::memory_order_relaxed)) opened.error = tell_stale(id, thread, nameless, readable);
   }
   if (opened.error == 0 && (flags & O_TRUNC) != 0) {
     SetRequest request;

@@ -129,7 +129,7 @@ class FileSystem {
   Task<TextReply> read_link(InodeId inode);
 
   // O_TRUNC takes the set-id bits, unless `privileged`: the kernel leaves that to who truncates at open.
-  // A file without a name is ESTALE, once for each `thread` that is not 0.
+  // A file without a name is ESTALE, once for a `thread` that is not 0.
   Task<Opened> open(InodeId inode, int flags, bool privileged = true, std::uint32_t thread = 0);
   Task<int> flush(InodeId inode);
   // A descriptor of the process `owner` is closed: its record locks end, after what it wrote is committed.
@@ -200,6 +200,7 @@ class FileSystem {
   // own attributes: nobody need ask for them.
   void note_change(InodeId directory, Nanos when, std::uint64_t sequence, unsigned records, int names, int directories);
   Task<Looked> lookup_number(InodeId id, bool parent);
+  int tell_stale(InodeId id, std::uint32_t thread, bool nameless, bool readable);
   void forget_names(InodeId directory);
   bool surely_absent(InodeId directory, const std::string& name);
   Inode seen_directory(InodeId directory);
@@ -243,6 +244,9 @@ class FileSystem {
   Metadata metadata_;
   FileLocks locks_;
   std::atomic<std::uint64_t> next_handle_{1};
+  std::mutex stale_mutex_;
+  std::map<std::uint32_t, InodeId> told_stale_;  // by thread, since its last open. Guarded by stale_mutex_
+  std::atomic<bool> told_stale_any_{false};
 
   std::atomic<std::int64_t> under_way_{0}, locking_{0};
   std::mutex trouble_mutex_;

@@ -39,8 +39,11 @@ void serve(fuse_req_t request, Task<T> task, Reply reply) {
 void answer_error(fuse_req_t request, int error) { fuse_reply_err(request, error); }
 
 // An inode that is not there though the kernel knows a name of it: another mount has removed it, or has given the name to
-// another. The kernel looks the path up anew and comes back.
-int or_stale(int error) { return error == ENOENT ? ESTALE : error; }
+// another. The kernel looks the path up anew and comes back. Directories are met on the way to others, again and again where
+// many are moved: theirs stays ENOENT.
+int or_stale(InodeId inode, int error) {
+  return error == ENOENT && counter_of(inode) != kDirectoryCounter ? ESTALE : error;
+}
 
 struct stat to_stat(const GlueOptions& options, const Inode& inode) {
   struct stat status {};
@@ -92,8 +95,8 @@ void reply_looked(fuse_req_t request, const Looked& looked) {
   if (fuse_reply_entry(request, &entry) != 0) files.forget(looked.inode.id, 1);
 }
 
-void reply_attributes(fuse_req_t request, const Looked& looked) {
-  if (looked.error != 0) return answer_error(request, or_stale(looked.error));
+void reply_attributes(fuse_req_t request, InodeId inode, const Looked& looked) {
+  if (looked.error != 0) return answer_error(request, or_stale(inode, looked.error));
   const struct stat status = to_stat(glue_of(request).options, looked.inode);
   fuse_reply_attr(request, &status, glue_of(request).options.attribute_timeout);
 }
@@ -154,7 +157,8 @@ void on_forget_multi(fuse_req_t request, std::size_t count, fuse_forget_data* fo
 }
 
 void on_getattr(fuse_req_t request, fuse_ino_t inode, fuse_file_info*) {
-  serve(request, files_of(request).getattr(inode_of(inode)), reply_attributes);
+  serve(request, files_of(request).getattr(inode_of(inode)),
+        [inode](fuse_req_t to, const Looked& looked) { reply_attributes(to, inode_of(inode), looked); });
 }
 
 void on_setattr(fuse_req_t request, fuse_ino_t inode, struct stat* status, int to_set, fuse_file_info*) {
@@ -187,13 +191,14 @@ void on_setattr(fuse_req_t request, fuse_ino_t inode, struct stat* status, int t
     set.mtime = (to_set & FUSE_SET_ATTR_MTIME_NOW) != 0 ? now : to_nanos(status->st_mtim);
   }
   set.now = now;
-  serve(request, files.setattr(set), reply_attributes);
+  serve(request, files.setattr(set),
+        [inode](fuse_req_t to, const Looked& looked) { reply_attributes(to, inode_of(inode), looked); });
 }
 
 void on_readlink(fuse_req_t request, fuse_ino_t inode) {
-  serve(request, files_of(request).read_link(inode_of(inode)), [](fuse_req_t to, const TextReply& reply) {
+  serve(request, files_of(request).read_link(inode_of(inode)), [inode](fuse_req_t to, const TextReply& reply) {
     if (reply.error != 0)
-      answer_error(to, or_stale(reply.error));
+      answer_error(to, or_stale(inode_of(inode), reply.error));
     else
       fuse_reply_readlink(to, reply.text.c_str());
   });
@@ -609,12 +614,12 @@ void on_setxattr(fuse_req_t request, fuse_ino_t inode, const char* name, const c
   serve(request,
         files.set_attribute(inode_of(inode), name, std::string(value, size), static_cast<std::uint32_t>(flags),
                             std::nullopt),
-        [](fuse_req_t to, int error) { answer_error(to, or_stale(error)); });
+        [inode](fuse_req_t to, int error) { answer_error(to, or_stale(inode_of(inode), error)); });
 }
 
-void reply_text(fuse_req_t request, const TextReply& reply, std::size_t size) {
+void reply_text(fuse_req_t request, InodeId inode, const TextReply& reply, std::size_t size) {
   if (reply.error != 0)
-    answer_error(request, or_stale(reply.error));
+    answer_error(request, or_stale(inode, reply.error));
   else if (size == 0)
     fuse_reply_xattr(request, reply.text.size());
   else if (reply.text.size() > size)
@@ -628,11 +633,11 @@ void on_getxattr(fuse_req_t request, fuse_ino_t inode, const char* name, std::si
     return answer_error(request, EOPNOTSUPP);
   if (std::string_view(name).starts_with(kVirtual)) {
     serve(request, files_of(request).layout(inode_of(inode), std::string(name + kVirtual.size())),
-          [size](fuse_req_t to, const TextReply& reply) { reply_text(to, reply, size); });
+          [inode, size](fuse_req_t to, const TextReply& reply) { reply_text(to, inode_of(inode), reply, size); });
     return;
   }
   serve(request, files_of(request).get_attribute(inode_of(inode), name),
-        [size](fuse_req_t to, const TextReply& reply) { reply_text(to, reply, size); });
+        [inode, size](fuse_req_t to, const TextReply& reply) { reply_text(to, inode_of(inode), reply, size); });
 }
 
 // A list of names, each ended by a zero, without those that start with `prefix`.
@@ -648,15 +653,15 @@ std::string without(const std::string& names, std::string_view prefix) {
 
 void on_listxattr(fuse_req_t request, fuse_ino_t inode, std::size_t size) {
   serve(request, files_of(request).list_attributes(inode_of(inode)),
-        [size, all = fuse_req_ctx(request)->uid == 0](fuse_req_t to, TextReply& reply) {
+        [inode, size, all = fuse_req_ctx(request)->uid == 0](fuse_req_t to, TextReply& reply) {
           if (!all) reply.text = without(reply.text, kTrusted);
-          reply_text(to, reply, size);
+          reply_text(to, inode_of(inode), reply, size);
         });
 }
 
 void on_removexattr(fuse_req_t request, fuse_ino_t inode, const char* name) {
   serve(request, files_of(request).remove_attribute(inode_of(inode), name),
-        [](fuse_req_t to, int error) { answer_error(to, or_stale(error)); });
+        [inode](fuse_req_t to, int error) { answer_error(to, or_stale(inode_of(inode), error)); });
 }
 
 void on_fallocate(fuse_req_t request, fuse_ino_t inode, int mode, off_t offset, off_t size, fuse_file_info*) {

@@ -101,7 +101,6 @@ struct MountedInode {
   bool spread = false;                         // over several homes: no lease covers all names, `names` is of no use
   std::optional<std::uint64_t> listed;         // directories: `record` is as the store told it after this record of the listing
   std::uint64_t changes = 0;                   // directories: how often `record` was changed
-  std::vector<std::uint32_t> told_stale;       // gone: the threads that were told to look for the name again
   std::shared_ptr<Content> content;            // when there are chunks, or will be
   std::vector<std::uint64_t> content_stores;   // where `content` reads and writes
   base::Time appends_until{};                  // until then nobody else appends to it; zero: this mount has no such right
