@@ -2,6 +2,7 @@
 // every refusal is said in a frame. Input: a byte for the size of the pieces and which side it is, then the stream.
 #include "tests/fuzz/fuzz.h"
 #include "zht/security/handshake.h"
+#include "zht/security/secret.h"
 #include "zht/wire/frame.h"
 
 namespace {
