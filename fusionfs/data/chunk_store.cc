@@ -183,10 +183,24 @@ Result<std::vector<ChunkStore::Chunk>> ChunkStore::list() const {
   return chunks;
 }
 
+// Others of this node (its mounts, what serves its chunks) may have removed a chunk that is open here, and begun another: a file
+// that was emptied has none. mutex_ is held.
+Result<LocalContent::File> LocalContent::known_locked(std::uint64_t index) {
+  const auto known = files_.find(index);
+  if (known == files_.end()) return File();
+  struct stat status {};
+  if (::fstat(known->second->descriptor(), &status) != 0) return fail_errno(errno, "stat " + store_.path_of(inode_, index));
+  if (status.st_nlink > 0) return known->second;
+  files_.erase(known);
+  unsynced_.erase(index);
+  if (index == 0) writing_ = false;  // the mark was on it
+  return File();
+}
+
 // mutex_ is held.
 Result<LocalContent::File> LocalContent::chunk_locked(std::uint64_t index, bool make) {
-  const auto known = files_.find(index);
-  if (known != files_.end()) return known->second;
+  TRY_LET(known, known_locked(index));
+  if (known) return known;
   TRY_LET(opened, ChunkFile::open(store_.path_of(inode_, index), make, store_.boots()));
   File file(std::move(opened));
   if (file) files_[index] = file;
@@ -201,17 +215,22 @@ Result<LocalContent::File> LocalContent::chunk(std::uint64_t index, bool make) {
 // The file's first chunk, made when absent. mutex_ is held.
 Result<LocalContent::File> LocalContent::first_locked() {
   for (;;) {
-    TRY_LET(first, chunk_locked(0, true));
-    struct stat status {};
-    if (::fstat(first->descriptor(), &status) != 0) return fail_errno(errno, "stat " + store_.path_of(inode_, 0));
-    if (status.st_nlink > 0) return first;
-    files_.clear();  // removed while it was open here: what is written now belongs into a new one
+    TRY(chunk_locked(0, true));
+    TRY_LET(first, known_locked(0));
+    if (first) return first;  // else removed in between
   }
+}
+
+// mutex_ is held.
+Result<bool> LocalContent::marked_locked() {
+  if (writing_) TRY(known_locked(0));
+  return writing_;
 }
 
 Result<void> LocalContent::begin_writing(std::uint64_t recorded_size) {
   const std::lock_guard lock(mutex_);
-  if (writing_) return {};
+  TRY_LET(marked, marked_locked());
+  if (marked) return {};
   for (;;) {
     TRY_LET(first, first_locked());
     if (::flock(first->descriptor(), LOCK_EX | LOCK_NB) == 0) {
@@ -258,6 +277,7 @@ Result<void> LocalContent::write(std::uint64_t offset, base::Bytes bytes) {
     File file;
     {
       const std::lock_guard lock(mutex_);
+      if (writing_) TRY(go_on_writing_locked());
       TRY_LET(opened, chunk_locked(index, true));
       file = std::move(opened);
       unsynced_.insert(index);
@@ -397,7 +417,12 @@ Result<std::vector<std::uint32_t>> LocalContent::sums(std::uint64_t offset, std:
 
 Result<void> LocalContent::go_on_writing() {
   const std::lock_guard lock(mutex_);
-  if (writing_) return {};
+  return go_on_writing_locked();
+}
+
+Result<void> LocalContent::go_on_writing_locked() {
+  TRY_LET(marked, marked_locked());
+  if (marked) return {};
   for (;;) {
     TRY_LET(first, first_locked());
     if (::flock(first->descriptor(), LOCK_SH) != 0) return fail_errno(errno, "lock " + store_.path_of(inode_, 0));

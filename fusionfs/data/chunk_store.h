@@ -60,7 +60,8 @@ class ChunkStore {
   int users_ = -1;  // descriptor of the file whose lock says that somebody writes
 };
 
-// Of this node. Reads verify checksums.
+// Of this node. Reads verify checksums. Several processes of the node may have an object of the same file each: what one writes, cuts
+// off or begins anew the others see at their next call.
 class LocalContent final : public Content {
  public:
   LocalContent(const ChunkStore& store, InodeId inode) : store_(store), inode_(inode) {}
@@ -87,7 +88,10 @@ class LocalContent final : public Content {
   using File = std::shared_ptr<ChunkFile>;
   Result<File> chunk(std::uint64_t index, bool make);  // nothing: there is none
   Result<File> chunk_locked(std::uint64_t index, bool make);
+  Result<File> known_locked(std::uint64_t index);  // nothing: it is not open here, or was removed
   Result<File> first_locked();
+  Result<bool> marked_locked();
+  Result<void> go_on_writing_locked();
 
   const ChunkStore& store_;
   const InodeId inode_;

@@ -101,6 +101,40 @@ TEST_F(ChunksTest, AnyMixOfChangesReadsAsAModelSaysAndEveryChecksumAgrees) {
   }
 }
 
+// A node's mount and what serves its chunks are two processes: what one removes and begins anew the other must not go on with.
+TEST_F(ChunksTest, WhatAnotherProcessOfTheNodeBeganAnewIsReadAndWrittenThere) {
+  const auto store = *ChunkStore::open(folder_ + "/chunks");
+  const InodeId inode{7};
+  for (const std::uint64_t at : {std::uint64_t{0}, kChunkSize}) {
+    LocalContent mount(*store, inode), service(*store, inode);
+    const auto shown = [&](LocalContent& content) {
+      std::string bytes(5, 'x');
+      const auto done = content.read(at, bytes.data(), bytes.size());
+      return done ? bytes : done.error().message;
+    };
+    for (LocalContent* const writer : {&service, &mount}) {
+      ASSERT_TRUE(writer->begin_writing(0));
+      ASSERT_TRUE(writer->write(at, writer == &service ? "first" : "other"));
+      EXPECT_EQ(shown(mount), shown(service));
+      // Emptied, which takes all its chunks, and written again by the other.
+      ASSERT_TRUE(store->remove(inode, 2 * kChunkSize));
+      LocalContent& next = writer == &service ? mount : service;
+      ASSERT_TRUE(next.begin_writing(0));
+      ASSERT_TRUE(next.write(at, "newer"));
+      EXPECT_EQ(shown(*writer), "newer") << at;
+      ASSERT_TRUE(writer->write(at, "newest"));
+      EXPECT_EQ(shown(next), "newes") << at;
+      // It is marked again as being written: nobody takes it away.
+      LocalContent sweeper(*store, inode);
+      const auto kept_out = sweeper.keep_writers_out();
+      ASSERT_TRUE(kept_out);
+      EXPECT_FALSE(*kept_out);
+      ASSERT_TRUE(writer->truncate(0, at + 6));
+      ASSERT_TRUE(store->remove(inode, 2 * kChunkSize));
+    }
+  }
+}
+
 TEST_F(ChunksTest, RoomThatTheDiskDoesNotHaveIsRefusedBeforeAnyIsTaken) {
   const auto store = *ChunkStore::open(folder_ + "/chunks");
   const auto allocated = LocalContent(*store, make_inode(kRootHome, 7)).allocate(0, kMaxFileSize);
