@@ -935,7 +935,7 @@ void Cluster::crash(int i, bool power) {
   happened(Happened::killed);
   if (power) look_for_losses();
   if (rot_allowed_) rot(i);
-  if (rot_allowed_) rot_keeper(i);
+  if (rot_allowed_) rot_keeper(i, power);
   const bool scenario = options.scenario != RunOptions::Scenario::faults;
   if (scenario ? options.scenario == RunOptions::Scenario::process_dies : !power && random.chance(0.4)) reaped(old, 5);
   Micros away = random.chance(0.4) ? between(random, 5 * ms, 100 * ms) : between(random, 100 * ms, 1500 * ms);
@@ -968,14 +968,17 @@ void Cluster::rot(int i) {
   say("rot in n%d at byte %llu of %s", i, static_cast<unsigned long long>(byte), where.path.c_str());
 }
 
-// What a keeper has promised, as long as all others have theirs: two of three that forget leave nobody to decide.
-void Cluster::rot_keeper(int i) {
+// What a keeper has promised, as long as all others have theirs: two of three that forget leave nobody to decide. After a loss of
+// power not in its last record: on the disk that looks as if it had never been synced, and torn.
+void Cluster::rot_keeper(int i, bool power) {
   if (!keeps(i) || keepers.size() < 3 || !random.chance(0.3)) return;
   for (const auto& [node, when] : keeper_rot_)
     if (when + 1 >= config) return;
   Node& node = nodes[static_cast<std::size_t>(i)];
   Stretch where{any_file(node.keeper_disk, "keeper", random)};
   where.size = std::min<std::size_t>(node.keeper_disk.contents(where.path).size(), 4096);  // the rest is not written yet, mostly
+  if (const auto last = last_record(node.keeper_disk, "keeper"); power && last && last->path == where.path)
+    where.size = std::min<std::size_t>(where.size, last->begin);
   if (where.size < 100) return;
   keeper_rot_[i] = config;
   const std::uint64_t byte = flip_a_bit(node.keeper_disk, where, random);

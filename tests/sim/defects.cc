@@ -9,7 +9,7 @@ using Emphasis = RunOptions::Emphasis;
 constexpr KnownDefect kKnown[] = {
     {"promote_learner_blindly", Defect::promote_learner_blindly, 300},
     {"acknowledge_early", Defect::acknowledge_early, 300},
-    {"acknowledge_unsynced", Defect::acknowledge_unsynced, 400, false, Emphasis::power},
+    {"acknowledge_unsynced", Defect::acknowledge_unsynced, 2'000, false, Emphasis::power},
     {"no_fence", Defect::no_fence, 300},
     {"drop_tail", Defect::drop_tail, 300},
     {"no_lease", Defect::no_lease, 500, false},

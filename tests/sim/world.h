@@ -217,7 +217,7 @@ class Cluster {
   void crash(int node, bool power);
   void reaped(Member who, int times);
   void rot(int node);
-  void rot_keeper(int node);
+  void rot_keeper(int node, bool power);
   void cut(Links links, Micros hold);
   void split(const std::set<int>& side, Micros hold, bool clients_too);
   void move_something();
