@@ -623,7 +623,9 @@ void Replica::acknowledge() {
 }
 
 void Replica::on_piece(Member from, const SnapshotPiece& piece) {
-  if (!follows(from, piece.epoch) || role() != Role::learner || cannot_write_) return;
+  if (!follows(from, piece.epoch) || role() != Role::learner) return;
+  // Each time: an answer may get lost, and who sends would go on for ever.
+  if (cannot_write_) return answer({.verdict = Verdict::full});
   const auto acknowledge_piece = [&](std::uint64_t next) {
     host_.message_to(from.instance).piece_acks.push_back({partition_, view_.epoch, piece.id, next});
   };
@@ -636,7 +638,8 @@ void Replica::on_piece(Member from, const SnapshotPiece& piece) {
     import_ = Import{from, piece.id, 0};
     if (!host_.store().begin_import(partition_, broken(Defect::vouch_while_importing) ? 0 : since)) cannot_write_ = true;
   }
-  if (cannot_write_ || piece.id != import_->id) return;
+  if (cannot_write_) return answer({.verdict = Verdict::full});
+  if (piece.id != import_->id) return;
   if (piece.index == import_->next) {
     if (!host_.store().import(partition_, piece.bytes)) {
       cannot_write_ = true;
