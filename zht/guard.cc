@@ -1,5 +1,7 @@
 #include "zht/guard.h"
 
+#include "zht/support/paths.h"
+
 namespace zht {
 
 base::Result<Opener> link_opener(const std::string& data_folder, base::Bytes purpose,
@@ -21,6 +23,10 @@ base::Result<Opener> link_opener(const std::string& data_folder, base::Bytes pur
   TRY_LET(secret, security::Secret::from_text(text, std::string(purpose)));
   credentials.secret = std::move(secret);
   return Opener(std::make_shared<const security::Credentials>(std::move(credentials)));
+}
+
+base::Result<std::string> absolute_credential(const std::string& value) {
+  return value.empty() || security::is_word(value) ? base::Result<std::string>(value) : support::absolute_path(value);
 }
 
 }  // namespace zht

@@ -13,7 +13,6 @@
 namespace zht {
 
 using security::Guard;
-using security::is_word;
 using security::Opener;
 using security::Side;
 
@@ -24,5 +23,9 @@ using security::Side;
 // Errors: as Secret::load and TlsContext::load; those of `otherwise`. Blocks on files. Any thread.
 base::Result<Opener> link_opener(const std::string& data_folder, base::Bytes purpose,
                                  const std::function<base::Result<std::string>()>& otherwise);
+
+// What $ZHT_SECRET_FILE or one of $ZHT_TLS_... says, as a process with another working folder has to be told it: an absolute path;
+// nothing, and words that are no paths (none, munge), as they are. Error: io. Any thread.
+base::Result<std::string> absolute_credential(const std::string& value);
 
 }  // namespace zht

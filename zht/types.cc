@@ -97,6 +97,12 @@ PartitionId partition_of(Bytes key, std::uint32_t partition_count) {
   return PartitionId{static_cast<std::uint32_t>((static_cast<Wide>(ring_position(key)) * partition_count) >> 64)};
 }
 
+PartitionId partition_of(const Operation& operation, std::uint32_t partition_count) {
+  if (operation.kind == OpKind::scan) return operation.partition;
+  const bool many = operation.kind == OpKind::batch && !operation.operations.empty();
+  return partition_of(many ? operation.operations[0].key : operation.key, partition_count);
+}
+
 Operation Operation::insert(std::string key, std::string value, std::chrono::milliseconds ttl) {
   Operation operation = make(OpKind::insert, std::move(key));
   operation.value = std::move(value);

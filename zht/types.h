@@ -140,6 +140,9 @@ struct Outcome {
   Error error() const { return Error{code, message}; }
 };
 
+// The partition an operation goes to; of one that is not valid, some partition.
+PartitionId partition_of(const Operation& operation, std::uint32_t partition_count);
+
 // Says what is wrong with an operation before it is sent anywhere: sizes, missing fields, a batch that spans
 // partitions. invalid, naming the field and the numbers.
 Result<void> validate(const Operation& operation, std::uint32_t partition_count, std::size_t max_value_size = kMaxValueSize);

@@ -6,13 +6,13 @@ using zht::Millis;
 using zht::Operation;
 using zht::Outcome;
 
-bool PatientClient::Known::is_silent(std::uint32_t partition) {
+bool PatientClient::Known::is_silent(zht::PartitionId partition) {
   if (!any.load(std::memory_order_relaxed)) return false;
   const std::lock_guard lock(mutex);
   return all || silent.count(partition) != 0;
 }
 
-void PatientClient::Known::note(std::uint32_t partition, std::uint64_t answers_before, const Outcome& outcome) {
+void PatientClient::Known::note(zht::PartitionId partition, std::uint64_t answers_before, const Outcome& outcome) {
   if (outcome.code != base::Code::timeout && outcome.code != base::Code::unavailable) {
     answers.fetch_add(1, std::memory_order_relaxed);
     if (!any.load(std::memory_order_relaxed)) return;
@@ -31,18 +31,10 @@ void PatientClient::Known::note(std::uint32_t partition, std::uint64_t answers_b
 PatientClient::PatientClient(zht::Client& client, Millis moment)
     : client_(client), moment_(moment), partitions_(client.partition_count()), known_(std::make_shared<Known>()) {}
 
-std::uint32_t PatientClient::partition_of(const Operation& operation) const {
-  if (operation.kind == zht::OpKind::scan) return static_cast<std::uint32_t>(operation.partition);
-  const std::string& key = operation.kind == zht::OpKind::batch && !operation.operations.empty()
-                               ? operation.operations.front().key
-                               : operation.key;
-  return static_cast<std::uint32_t>(zht::partition_of(key, partitions_));
-}
-
 void PatientClient::submit(Operation operation, zht::Completion completion, Millis timeout) {
   if (timeout.count() != 0 || operation.kind == zht::OpKind::callback)
     return client_.submit(std::move(operation), std::move(completion), timeout);
-  const std::uint32_t partition = partition_of(operation);
+  const zht::PartitionId partition = zht::partition_of(operation, partitions_);
   const std::uint64_t before = known_->answers.load(std::memory_order_relaxed);
   if (known_->is_silent(partition)) timeout = moment_;
   client_.submit(
@@ -56,7 +48,7 @@ void PatientClient::submit(Operation operation, zht::Completion completion, Mill
 
 Outcome PatientClient::call(Operation operation, Millis timeout) {
   if (timeout.count() != 0 || operation.kind == zht::OpKind::callback) return client_.call(std::move(operation), timeout);
-  const std::uint32_t partition = partition_of(operation);
+  const zht::PartitionId partition = zht::partition_of(operation, partitions_);
   const std::uint64_t before = known_->answers.load(std::memory_order_relaxed);
   if (known_->is_silent(partition)) timeout = moment_;
   Outcome outcome = client_.call(std::move(operation), timeout);
@@ -70,7 +62,7 @@ zht::RequestNumber PatientClient::start(Operation operation, zht::Completion com
 
 bool PatientClient::silent(zht::Bytes key) const {
   return known_->any.load(std::memory_order_relaxed) &&
-         known_->is_silent(static_cast<std::uint32_t>(zht::partition_of(key, partitions_)));
+         known_->is_silent(zht::partition_of(key, partitions_));
 }
 
 }  // namespace fusionfs

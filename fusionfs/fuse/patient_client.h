@@ -42,12 +42,11 @@ class PatientClient final : public zht::Client {
     std::atomic<std::uint64_t> answers{0};
     std::atomic<bool> any{false};  // silence
     std::mutex mutex;
-    bool all = false;                  // guarded by mutex
-    std::set<std::uint32_t> silent;    // partitions. Guarded by mutex
-    bool is_silent(std::uint32_t partition);
-    void note(std::uint32_t partition, std::uint64_t answers_before, const zht::Outcome& outcome);
+    bool all = false;                   // guarded by mutex
+    std::set<zht::PartitionId> silent;  // guarded by mutex
+    bool is_silent(zht::PartitionId partition);
+    void note(zht::PartitionId partition, std::uint64_t answers_before, const zht::Outcome& outcome);
   };
-  std::uint32_t partition_of(const zht::Operation& operation) const;
 
   zht::Client& client_;
   const zht::Millis moment_;

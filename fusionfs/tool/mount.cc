@@ -44,8 +44,8 @@ void block_signals() {
 // Other nodes are to reach this node's chunks: by the service that its node keeps running; where there is no such node, through
 // the mount, unless another mount does that (then serve_host is emptied). What is returned is held while it does.
 Result<std::optional<support::LockFile>> see_to_serving(const support::CommonFlags& common, MountOptions& options,
-                                                        bool node_is_here) {
-  if (options.serve_host.empty()) options.serve_host = own_address(cluster_around(common, options.data_folder));
+                                                        const std::string& cluster, bool node_is_here) {
+  if (options.serve_host.empty()) options.serve_host = own_address(cluster);
   TRY(parse_listen(options.serve_host.find(':') != std::string::npos ? "[" + options.serve_host + "]" : options.serve_host));
   if (!node_is_here && support::held_by(options.data_folder + "/node.lock")) {
     const auto kept = keep_chunks_served(common, options.data_folder, {options.serve_host, options.serve_port});
@@ -99,10 +99,12 @@ Result<void> serve(const support::CommonFlags& common, MountOptions options, con
     client = std::move(connected);
   }
   std::optional<support::LockFile> serving;
-  if (!options.serve.value_or(!cluster_around(common, options.data_folder).empty())) {
+  const bool asks = options.serve.value_or(true) && options.serve_host.empty();
+  const std::string cluster = asks ? cluster_around(common, options.data_folder) : std::string();
+  if (!options.serve.value_or(!cluster.empty())) {
     options.serve_host.clear();
   } else {
-    TRY_LET(others_reach_it, see_to_serving(common, options, node != nullptr));
+    TRY_LET(others_reach_it, see_to_serving(common, options, cluster, node != nullptr));
     serving = std::move(others_reach_it);
   }
   const auto served = serve_mount(*client, options, ready, [&](bool told_to_end) {

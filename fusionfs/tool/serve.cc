@@ -95,8 +95,7 @@ std::vector<std::string> service_argv(const support::CommonFlags& common, const 
   for (const char* name : {"ZHT_SECRET_FILE", "ZHT_TLS_CERTIFICATE", "ZHT_TLS_KEY", "ZHT_TLS_CA"}) {
     const char* value = std::getenv(name);
     if (value == nullptr || *value == '\0') continue;
-    const auto path = support::absolute_path(value);
-    argv.push_back(std::string(name) + "=" + (path && !zht::is_word(value) ? *path : value));
+    argv.push_back(std::string(name) + "=" + zht::absolute_credential(value).value_or(value));
   }
   argv.insert(argv.end(), {support::self_path(), "serve", "--data", data});
   std::string cluster = cluster_of(common);

@@ -17,6 +17,7 @@ import struct
 import subprocess
 
 import harness
+from frames import control
 from harness import Sandbox, wait_for
 from network import Network
 
@@ -113,7 +114,7 @@ class Node:
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.settimeout(5)
                 connection.connect(os.path.join(self.data, "node.sock"))
-                connection.sendall(struct.pack("<IBBBBIIQQQQQIIII", 0x3154485A, 1, 3, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0))
+                connection.sendall(control(1))
                 got = b""
                 while len(got) < 72 or len(got) < 72 + struct.unpack_from("<I", got, 12)[0]:
                     more = connection.recv(1 << 20)

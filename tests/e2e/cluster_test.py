@@ -20,6 +20,7 @@ from readme_test import commands
 CLIENTS = 6
 ROUNDS = rounds(4, 40)
 SLOW = 90  # seconds: other tests may keep the machine busy
+KEYS = 200  # of fill() and read()
 
 
 class Node:
@@ -47,7 +48,7 @@ class Node:
 
 
 class Cluster:
-    def __init__(self, box, count, partitions=64, instances=1):
+    def __init__(self, box, count, partitions=64, instances=1, start=True):
         self.box = box
         self.nodes = [Node(box, n) for n in range(1, count + 1)]
         listed = box.path("nodes")
@@ -55,6 +56,9 @@ class Cluster:
             file.write("".join(f"{node.address} instances={instances}  # node {n}\n" for n, node in enumerate(self.nodes, 1)))
         for node in self.nodes:
             node.options = ("--nodes", listed, "--partitions", str(partitions))
+        if not start:
+            return
+        for node in self.nodes:
             node.start()
         self.use()
         self.wait_until_safe()
@@ -99,7 +103,9 @@ def check(test, box, clients):
     print(f"{len(records)} operations, {unknown} unknown", flush=True)
 
 
-class ClusterTest(unittest.TestCase):
+class ClusterCase(unittest.TestCase):
+    """With a sandbox, and a cluster as soon as the test makes one; it is ended, and when the test fails each node's last words shown."""
+
     def setUp(self):
         self.box = Sandbox()
         self.box.__enter__()
@@ -116,6 +122,22 @@ class ClusterTest(unittest.TestCase):
             self.cluster.end()
         self.box.__exit__(None, None, None)
 
+    def fill(self, value):
+        """Keys with this and their number."""
+        pipe = Pipe(self.box)
+        for n in range(KEYS):
+            self.assertEqual(pipe.ask(op="insert", key=f"k{n}", value=f"{value}{n}", timeout_ms=SLOW * 1000)["status"], "ok")
+        pipe.close()
+
+    def read(self, value):
+        """What fill() has written is there."""
+        pipe = Pipe(self.box)
+        for n in range(KEYS):
+            self.assertEqual(pipe.ask(op="lookup", key=f"k{n}", timeout_ms=SLOW * 1000).get("value"), f"{value}{n}")
+        pipe.close()
+
+
+class ClusterTest(ClusterCase):
     def run_clients(self, disturb):
         """Runs clients while `disturb(round, progress)` does what it does; the history must be linearizable."""
         clients = [Client(self.box, n) for n in range(CLIENTS)]

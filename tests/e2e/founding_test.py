@@ -1,35 +1,13 @@
 #!/usr/bin/env python3
 """A cluster that is made from a list: the first start, and founders whose data folders are lost."""
 import shutil
-import unittest
 
 import harness
-from cluster_test import SLOW, Cluster, Node
-from harness import Sandbox, wait_for
-
-KEYS = 100
+from cluster_test import SLOW, Cluster, ClusterCase
+from harness import wait_for
 
 
-class Founding(unittest.TestCase):
-    def setUp(self):
-        self.box = Sandbox()
-        self.box.__enter__()
-        self.cluster = None
-        self.addCleanup(self.tidy_up)
-
-    def tidy_up(self):
-        if self.cluster:
-            self.cluster.end()
-        self.box.__exit__(None, None, None)
-
-    def fill(self, value):
-        for n in range(KEYS):
-            self.box.run("zht", "insert", f"k{n}", f"{value}{n}")
-
-    def read(self, value):
-        for n in range(KEYS):
-            self.assertEqual(self.box.out("zht", "lookup", f"k{n}", "--timeout", f"{SLOW}s"), f"{value}{n}")
-
+class Founding(ClusterCase):
     def wait_for_numbers(self, numbers):
         def there():
             cluster = self.cluster.status()
@@ -44,14 +22,8 @@ class Founding(unittest.TestCase):
     def test_a_founder_waits_for_the_others_and_is_never_taken_for_who_it_is_not(self):
         box = self.box
         # The first of three waits, says for whom, and can be ended.
-        self.cluster = Cluster.__new__(Cluster)
-        self.cluster.box, self.cluster.nodes = box, [Node(box, n) for n in range(1, 4)]
+        self.cluster = Cluster(box, 3, start=False)
         first, second, third = self.cluster.nodes
-        listed = box.path("nodes")
-        with open(listed, "w", encoding="ascii") as file:
-            file.write("".join(f"{node.address} instances=1\n" for node in self.cluster.nodes))
-        for node in self.cluster.nodes:
-            node.options = ("--nodes", listed, "--partitions", "64")
         first.start()
         wait_for(lambda: "waits until the others have said" in self.status_of(first)[1], "the news that it waits", SLOW)
         status, said = self.status_of(first)

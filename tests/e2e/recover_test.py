@@ -2,13 +2,10 @@
 """`zht recover`: what it says while nodes are gone, what it refuses, and the last resort when the data of two nodes are destroyed."""
 import os
 import shutil
-import unittest
 
 import harness
-from cluster_test import SLOW, Cluster, Node
-from harness import Pipe, Sandbox, wait_for
-
-KEYS = 200
+from cluster_test import SLOW, Cluster, ClusterCase, Node
+from harness import wait_for
 
 
 def damage(node):
@@ -21,29 +18,14 @@ def damage(node):
         file.write(bytes([byte[0] ^ 4]))
 
 
-class Recover(unittest.TestCase):
-    def setUp(self):
-        self.box = Sandbox()
-        self.box.__enter__()
-        self.cluster = None
-        self.addCleanup(self.tidy_up)
-
-    def tidy_up(self):
-        if self.cluster:
-            self.cluster.end()
-        self.box.__exit__(None, None, None)
-
-    def fill(self, value):
-        pipe = Pipe(self.box)
-        for n in range(KEYS):
-            self.assertEqual(pipe.ask(op="insert", key=f"k{n}", value=f"{value}{n}", timeout_ms=SLOW * 1000)["status"], "ok")
-        pipe.close()
-
-    def read(self, value):
-        pipe = Pipe(self.box)
-        for n in range(KEYS):
-            self.assertEqual(pipe.ask(op="lookup", key=f"k{n}", timeout_ms=SLOW * 1000).get("value"), f"{value}{n}")
-        pipe.close()
+class Recover(ClusterCase):
+    def bring_back_what_was_kept(self):
+        """A node that was given up, with the copy of its data, beside the three that are left."""
+        node = Node(self.box, 9)
+        node.data, node.options = self.box.path("kept"), ()
+        self.addCleanup(lambda: node.process.poll() is None and node.kill())
+        node.start()
+        self.cluster.wait_until_safe(4)
 
     def caught_up(self):
         """Whether no copy lacks anything of what its leader has."""
@@ -115,11 +97,7 @@ class Recover(unittest.TestCase):
         self.assertIn("nothing to recover", err)
 
         # One that was given up comes back with all it had: it is given what there is now, and serves nothing older.
-        node = type(rest[0])(box, 9)
-        node.data, node.options = box.path("kept"), ()
-        self.addCleanup(lambda: node.process.poll() is None and node.kill())
-        node.start()
-        cluster.wait_until_safe(4)
+        self.bring_back_what_was_kept()
         self.read("new")
 
     def test_two_of_three_keepers_are_destroyed_and_another_keeps(self):
@@ -168,11 +146,7 @@ class Recover(unittest.TestCase):
         self.assertIn("nothing to recover", err)
 
         # One of the lost keepers comes back with all it had: it keeps no more, and serves nothing older.
-        node = type(rest[0])(box, 9)
-        node.data, node.options = box.path("kept"), ()
-        self.addCleanup(lambda: node.process.poll() is None and node.kill())
-        node.start()
-        cluster.wait_until_safe(4)
+        self.bring_back_what_was_kept()
         self.assertEqual(keepers(), [3, 4, 5])
         self.read("new")
 

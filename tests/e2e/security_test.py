@@ -8,47 +8,19 @@ import re
 import shutil
 import socket
 import ssl
-import struct
 import subprocess
 import unittest
 import urllib.error
 import urllib.request
 
+import frames
 import harness
+from frames import control
 from harness import Sandbox, need
 
-HEADER = struct.Struct("<IBBBBIIQQQQQIIII")
 
-
-def control(operation, value, request=1):
-    return HEADER.pack(0x3154485A, 1, 3, operation, 0, 0, len(value), request, 0, 0, 0, 0, 0, 0, len(value), 0) + value
-
-
-class Peer:
-    """A client written from PROTOCOL.md alone."""
-
-    def __init__(self, address):
-        host, port = address.rsplit(":", 1)
-        self.socket = socket.create_connection((host, int(port)), harness.DEADLINE)
-        self.socket.settimeout(harness.DEADLINE)
-
-    def close(self):
-        self.socket.close()
-
-    def read(self, size):
-        got = b""
-        while len(got) < size:
-            more = self.socket.recv(size - len(got))
-            if not more:
-                raise EOFError
-            got += more
-        return got
-
-    def reply(self):
-        """(type, operation, status, key: the message, value)"""
-        head = HEADER.unpack(self.read(HEADER.size))
-        body = self.read(head[6])
-        return head[2], head[3], head[4], body[:head[13]].decode(), body[head[13]:head[13] + head[14]]
+class Peer(frames.Peer):
+    """Proves a secret; written from PROTOCOL.md alone."""
 
     def hello(self, nonce):
         self.socket.sendall(control(32, b"\1" + nonce))

@@ -33,6 +33,20 @@ def tree(top):
     return found
 
 
+def as_nobody(action):
+    """Does it in a process of user nobody; how that ended, 0 when nothing was raised."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgid(65534)
+            os.setuid(65534)
+            action()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitpid(child, 0)[1]
+
+
 class Program(unittest.TestCase):
     def setUp(self):
         self.box = Sandbox()
@@ -202,15 +216,7 @@ class Program(unittest.TestCase):
             # Written by somebody without privileges, a file is not run with its owner's any more.
             writer = os.open(os.path.join(mount, "g"), os.O_CREAT | os.O_WRONLY, 0o777)
             os.fchmod(writer, 0o6777)
-            child = os.fork()
-            if child == 0:
-                try:
-                    os.setgid(65534)
-                    os.setuid(65534)
-                    os.write(writer, b"x")
-                finally:
-                    os._exit(0)
-            os.waitpid(child, 0)
+            as_nobody(lambda: os.write(writer, b"x"))
             self.assertEqual(stat.S_IMODE(os.fstat(writer).st_mode), 0o777)
             os.close(writer)
         self.box.umount(mount)
@@ -241,17 +247,11 @@ class Program(unittest.TestCase):
             self.assertEqual(sorted(os.listxattr(path)), ["security.x", "trusted.x", "user.x"])
             os.chmod(self.box.folder, 0o711)
             os.chmod(path, 0o6777)
-            child = os.fork()
-            if child == 0:
-                try:
-                    os.setgid(65534)
-                    os.setuid(65534)
-                    assert sorted(os.listxattr(path)) == ["security.x", "user.x"], "others are not told of what root alone may read"
-                    os.close(os.open(path, os.O_WRONLY | os.O_TRUNC))
-                    os._exit(0)
-                finally:
-                    os._exit(1)
-            self.assertEqual(os.waitpid(child, 0)[1], 0)
+
+            def look_and_empty():
+                assert sorted(os.listxattr(path)) == ["security.x", "user.x"], "others are not told of what root alone may read"
+                os.close(os.open(path, os.O_WRONLY | os.O_TRUNC))
+            self.assertEqual(as_nobody(look_and_empty), 0)
             self.assertEqual(stat.S_IMODE(os.stat(path).st_mode), 0o777)
         self.box.umount(mount)
 

@@ -31,6 +31,13 @@ std::string replay(std::uint64_t seed, const std::string& more = "") {
   return "build/release/tests/zht_sim --seeds 1 --from " + std::to_string(seed) + " --verbose" + more;
 }
 
+// Each thing that went wrong is a failure, with the words that run the seed again; `more`: what they have to name of the options.
+RunResult judged(std::uint64_t seed, const RunOptions& options = {}, const std::string& more = "") {
+  RunResult result = run_cluster(seed, options);
+  for (const Violation& one : result.violations) ADD_FAILURE() << one.kind << ": " << one.text << "\n  " << replay(seed, more);
+  return result;
+}
+
 // In slices, so that ctest runs them side by side.
 constexpr std::uint64_t kSlices = 8;
 
@@ -41,8 +48,7 @@ TEST_P(Seeds, HoldEveryInvariant) {
   const std::uint64_t first = 1 + GetParam() * each;
   RunResult sum;
   for (std::uint64_t seed = first; seed < first + each; seed++) {
-    const RunResult result = run_cluster(seed, {});
-    for (const Violation& one : result.violations) ADD_FAILURE() << one.kind << ": " << one.text << "\n  " << replay(seed);
+    const RunResult result = judged(seed);
     if (HasFailure()) return;
     sum.answered += result.answered;
     sum.views += result.views;
@@ -72,7 +78,7 @@ INSTANTIATE_TEST_SUITE_P(Slices, Seeds, testing::Range<std::uint64_t>(0, kSlices
 // seeds like others, and cost as little.
 TEST(OnceBad, SeedsAreGood) {
   for (const std::uint64_t seed : {1273, 3332, 6957, 12133, 13322, 14600, 17202})
-    for (const Violation& one : run_cluster(seed, {}).violations) ADD_FAILURE() << one.kind << ": " << one.text << "\n  " << replay(seed);
+    judged(seed);
 }
 
 // The same world over the bare protocol, whose disk takes its time.
@@ -80,9 +86,7 @@ TEST(Protocol, HoldsEveryInvariant) {
   RunOptions options;
   options.instances = false;
   const std::uint64_t seeds = is_long() ? 4'000 : kSanitized ? 20 : 200;
-  for (std::uint64_t seed = 1; seed <= seeds; seed++)
-    for (const Violation& one : run_cluster(seed, options).violations)
-      ADD_FAILURE() << one.kind << ": " << one.text << "\n  " << replay(seed, " --protocol");
+  for (std::uint64_t seed = 1; seed <= seeds; seed++) judged(seed, options, " --protocol");
 }
 
 // Keepers that leave, are lost and replaced, and whose votes are interrupted, all the time.
@@ -92,8 +96,7 @@ TEST(Keepers, ChangeAndForgetNothing) {
   const std::uint64_t seeds = is_long() ? 4'000 : kSanitized ? 10 : 100;
   FaultCounts happened;
   for (std::uint64_t seed = 1; seed <= seeds; seed++) {
-    const RunResult result = run_cluster(seed, options);
-    for (const Violation& one : result.violations) ADD_FAILURE() << one.kind << ": " << one.text << "\n  " << replay(seed, " --keepers");
+    const RunResult result = judged(seed, options, " --keepers");
     happened += result.happened;
   }
   EXPECT_GT(happened.of(Happened::keepers_changed), seeds);
@@ -107,8 +110,7 @@ TEST(Rot, TakesNothingThatAnotherHas) {
   const std::uint64_t seeds = is_long() ? 4'000 : kSanitized ? 20 : 200;
   FaultCounts happened;
   for (std::uint64_t seed = 1; seed <= seeds; seed++) {
-    const RunResult result = run_cluster(seed, options);
-    for (const Violation& one : result.violations) ADD_FAILURE() << one.kind << ": " << one.text << "\n  " << replay(seed, " --rot");
+    const RunResult result = judged(seed, options, " --rot");
     happened += result.happened;
   }
   EXPECT_GT(happened.of(Happened::bit_rot), seeds * 2);
@@ -122,8 +124,7 @@ TEST(Loaded, ViewsDoNotChangeAtEverySilence) {
   const std::uint64_t seeds = kSanitized ? 5 : 30;
   RunResult sum;
   for (std::uint64_t seed = 1; seed <= seeds; seed++) {
-    const RunResult result = run_cluster(seed, options);
-    for (const Violation& one : result.violations) ADD_FAILURE() << one.kind << ": " << one.text << "\n  " << replay(seed, " --loaded");
+    const RunResult result = judged(seed, options, " --loaded");
     sum.views += result.views;
     sum.happened += result.happened;
   }
@@ -139,8 +140,7 @@ TEST(Disaster, IsSurvivedWithTheBestCopyThatIsLeft) {
   const std::uint64_t seeds = is_long() ? 4'000 : kSanitized ? 10 : 100;
   std::uint64_t abandoned = 0, answered = 0;
   for (std::uint64_t seed = 1; seed <= seeds; seed++) {
-    const RunResult result = run_cluster(seed, options);
-    for (const Violation& one : result.violations) ADD_FAILURE() << one.kind << ": " << one.text << "\n  " << replay(seed, " --disaster");
+    const RunResult result = judged(seed, options, " --disaster");
     abandoned += result.abandoned;
     answered += result.answered;
   }
@@ -156,8 +156,7 @@ TEST(LostKeepers, AreReplacedByOneThatKeepsAlone) {
   const std::uint64_t seeds = is_long() ? 4'000 : kSanitized ? 10 : 100;
   RunResult sum;
   for (std::uint64_t seed = 1; seed <= seeds; seed++) {
-    const RunResult result = run_cluster(seed, options);
-    for (const Violation& one : result.violations) ADD_FAILURE() << one.kind << ": " << one.text << "\n  " << replay(seed, " --lost-keepers");
+    const RunResult result = judged(seed, options, " --lost-keepers");
     sum.kept_alone += result.kept_alone;
     sum.undone += result.undone;
     sum.answered += result.answered;

@@ -11,6 +11,14 @@ using Kind = replication::Change::Kind;
 
 struct Schedule : Trio {
   explicit Schedule(Defects broken) { defects = broken; }
+  // All three have a change; then the learner has no part in the view any more, and that stays so.
+  void let_go_of_the_learner() {
+    begin();
+    EXPECT_TRUE(change_at(0, "there", 1, 200ms));
+    granting = false;
+    view.learners.clear();
+    view.epoch = next_epoch();
+  }
   bool says(std::size_t i, std::uint64_t number, Bytes value) {
     return answered(i, number) && !sent_away(i, number) && answer(i, number).value == value;
   }
@@ -223,11 +231,7 @@ bool forgets_by_an_old_view(Defects broken) {
 // One that has no part in the view any more is told to lead alone, and the keepers take their time.
 bool forgets_its_promise(Defects broken) {
   Schedule s(broken.any() ? Defects{Defect::forget_promise, Defect::forget_unasked} : Defects{Defect::forget_unasked});
-  s.begin();
-  EXPECT_TRUE(s.change_at(0, "there", 1, 200ms));
-  s.granting = false;
-  s.view.learners.clear();
-  s.view.epoch = s.next_epoch();
+  s.let_go_of_the_learner();
   s.run(200ms);
   s.kill(0);
   s.kill(1);
@@ -241,11 +245,7 @@ bool forgets_its_promise(Defects broken) {
 // One that has no part in the view any more learns of that, and those that have end: its copy is all that is left.
 bool forgets_what_nobody_else_has(Defects broken) {
   Schedule s(broken);
-  s.begin();
-  EXPECT_TRUE(s.change_at(0, "there", 1, 200ms));
-  s.granting = false;
-  s.view.learners.clear();
-  s.view.epoch = s.next_epoch();
+  s.let_go_of_the_learner();
   s.run(200ms);
   s.kill(0);
   s.run(3s);  // one of two is not enough
@@ -256,11 +256,7 @@ bool forgets_what_nobody_else_has(Defects broken) {
 
 TEST(FormerMember, ThrowsItsCopyAwayWhereThoseThatCountAreThere) {
   Schedule s({});
-  s.begin();
-  EXPECT_TRUE(s.change_at(0, "there", 1, 200ms));
-  s.granting = false;
-  s.view.learners.clear();
-  s.view.epoch = s.next_epoch();
+  s.let_go_of_the_learner();
   const auto end = [&] { return s.all[2].core->replicated_store().end(PartitionId{0}).sequence; };
   s.run(900ms);
   EXPECT_EQ(end(), 1u);

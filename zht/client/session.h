@@ -21,11 +21,7 @@ inline bool is_recorded(OpKind kind) {
   return kind != OpKind::lookup && kind != OpKind::callback && kind != OpKind::scan;
 }
 
-// The partition an operation goes to; the operation is valid.
-inline PartitionId partition_of(const Operation& operation, std::uint32_t partition_count) {
-  if (operation.kind == OpKind::scan) return operation.partition;
-  return zht::partition_of(operation.kind == OpKind::batch ? operation.operations[0].key : operation.key, partition_count);
-}
+using zht::partition_of;
 
 // Under which name requests are recorded. The store keeps results for an hour after a name's last change and then no longer
 // knows what it has seen, so a client goes on under a new name well before that; requests end under the name they began

@@ -29,6 +29,7 @@ struct Credentials {
   const Prover* prover() const { return secret ? static_cast<const Prover*>(&*secret) : munge.get(); }
 };
 using Opener = std::shared_ptr<const Credentials>;  // null: nothing is asked
+inline const Prover* prover_of(const Opener& opener) { return opener ? opener->prover() : nullptr; }
 
 // Of a client, or a node: the secret in `secret_file` (empty: `data_folder`/secret, if there is one; "none": no secret;
 // "munge", "munge:SOCKET": munge in its place) and TLS's files (all empty: no TLS). Null when there is neither. Errors as

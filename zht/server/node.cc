@@ -119,7 +119,7 @@ Result<std::unique_ptr<Node>> Node::start(const Settings& settings, const Proced
                             {"listen", parts.tcp.empty() ? std::string("unix") : parts.tcp},
                             {"resp", parts.resp_address.empty() ? std::string("off") : parts.resp_address},
                             {"http", parts.http_address.empty() ? std::string("off") : parts.http_address},
-                            {"secret", parts.opener && parts.opener->prover() != nullptr ? parts.opener->prover()->origin() : std::string("none")},
+                            {"secret", security::prover_of(parts.opener) != nullptr ? parts.opener->prover()->origin() : std::string("none")},
                             {"tls", parts.opener && parts.opener->tls ? "on" : "off"}});
   return node;
 }

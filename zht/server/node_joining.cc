@@ -166,18 +166,13 @@ void Node::Parts::remember_others() {
   else saved_managers = std::move(text);
 }
 
-// Whose number each is, as the others tell; see claims.h.
-void Node::Parts::note_uids() {
-  if (settings.in_memory) return;
-  for (const auto& [info, lives] : cluster->nodes(clock.now())) {
-    wire::NodeAbout about;
-    const auto number = static_cast<std::uint64_t>(info->node);
-    if (!about.ParseFromString(info->about) || about.uid() == 0 || claims->of(number) == about.uid()) continue;
-    const auto uid = claims->claim(number, about.uid());
-    if (uid && *uid != about.uid() && strangers.insert(number).second)
-      logger().error("a node serves with another data folder than it had: what it had acknowledged is gone. End it, empty its folder and have "
-                     "it --join", {{"node", number}, {"address", about.manager()}});
-  }
+// Whose number it is, as that node tells; see claims.h.
+void Node::Parts::note_uid(std::uint64_t number, const wire::NodeAbout& about) {
+  if (settings.in_memory || about.uid() == 0 || claims->of(number) == about.uid()) return;
+  const auto uid = claims->claim(number, about.uid());
+  if (uid && *uid != about.uid() && strangers.insert(number).second)
+    logger().error("a node serves with another data folder than it had: what it had acknowledged is gone. End it, empty its folder and have "
+                   "it --join", {{"node", number}, {"address", about.manager()}});
 }
 
 void Node::Parts::introduce() {

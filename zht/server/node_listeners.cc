@@ -95,7 +95,7 @@ net::TlsPort Node::Parts::tls_port(const std::string& kind) const {
 // Redis clients know one address; the gateway's client knows which instance each key is with.
 Result<void> Node::Parts::listen_for_redis(Node& node) {
   const net::TlsPort tls = tls_port(settings.resp_tls);
-  TRY(allowed_address(settings.resp, (opener && opener->prover() != nullptr) || (tls && tls.certificates), settings.insecure));
+  TRY(allowed_address(settings.resp, security::prover_of(opener) != nullptr || (tls && tls.certificates), settings.insecure));
   redis_client = node.client();
   redis = std::make_unique<resp::Gateway>(
       *redis_client,
@@ -104,7 +104,7 @@ Result<void> Node::Parts::listen_for_redis(Node& node) {
           gather([tell](const wire::Status& status) { tell(facts_of(status)); });
         });
       },
-      settings.max_connections, opener ? opener->prover() : nullptr, tls);
+      settings.max_connections, security::prover_of(opener), tls);
   TRY_LET(bound, redis->listen(settings.resp));
   resp_address = bound;
   redis->run();
@@ -114,9 +114,9 @@ Result<void> Node::Parts::listen_for_redis(Node& node) {
 // Off unless asked for: a port is the machine's, and a node is often just one user's.
 Result<void> Node::Parts::listen_for_http() {
   const net::TlsPort tls = tls_port(settings.http_tls);
-  TRY_LET(where, allowed_address(settings.http, (opener && opener->prover() != nullptr) || (tls && tls.certificates), settings.insecure));
+  TRY_LET(where, allowed_address(settings.http, security::prover_of(opener) != nullptr || (tls && tls.certificates), settings.insecure));
   // Of a port that others than this machine's users reach, the figures are for who has the token.
-  const bool asks = opener && opener->prover() != nullptr && !is_loopback(where.first);
+  const bool asks = security::prover_of(opener) != nullptr && !is_loopback(where.first);
   const auto admits = [this](const std::string& bearer) {
     return opener->secret ? security::same(bearer, opener->secret->metrics_token()) : opener->prover()->admits(bearer);
   };

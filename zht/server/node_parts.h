@@ -122,7 +122,7 @@ struct Node::Parts final : net::FrameHandler {
   base::Result<bool> ask_founders();
   void claim(const wire::Frame& frame, std::string& out);
   void on_frame_before(const wire::Frame& frame, std::string& out);
-  void note_uids();
+  void note_uid(std::uint64_t number, const wire::NodeAbout& about);
   base::Result<void> open_cluster();
   void settle();
   void introduce();

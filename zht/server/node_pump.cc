@@ -130,6 +130,7 @@ void Node::Parts::look_around(base::Time now) {
   for (const auto& [info, lives] : cluster->nodes(now)) {
     wire::NodeAbout about;
     if (!about.ParseFromString(info->about)) continue;
+    note_uid(static_cast<std::uint64_t>(info->node), about);
     const bool other = static_cast<std::uint64_t>(info->node) != identity.number;
     if (other && !about.manager().empty()) managers[static_cast<std::uint64_t>(info->node)] = about.manager();
     // Those here too: a partition may move from one instance of a node to another.
@@ -142,7 +143,6 @@ void Node::Parts::look_around(base::Time now) {
   if (where != addresses) news.addresses = addresses = std::move(where);
   if (news.candidates || news.sites || news.addresses) tell_all(std::move(news));
   remember_others();
-  note_uids();
   inform_witness(false);
   look_for_room();
   tell_safety();

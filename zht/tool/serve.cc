@@ -7,8 +7,8 @@
 #include <iostream>
 
 #include "zht/client/local_node.h"
+#include "zht/guard.h"
 #include "zht/procedure.h"
-#include "zht/security/guard.h"
 #include "zht/server/node.h"
 #include "zht/server/witness.h"
 #include "zht/support/config.h"
@@ -69,8 +69,8 @@ base::Result<int> serve(const support::Program& program, const Flags& flags, con
   if (flags.background) {
     // The node will have another working folder.
     for (const char* name : {"ZHT_SECRET_FILE", "ZHT_TLS_CERTIFICATE", "ZHT_TLS_KEY", "ZHT_TLS_CA"})
-      if (const char* set = std::getenv(name); set != nullptr && *set != '\0' && !security::is_word(set)) {
-        TRY_LET(absolute, support::absolute_path(set));
+      if (const char* set = std::getenv(name); set != nullptr) {
+        TRY_LET(absolute, absolute_credential(set));
         ::setenv(name, absolute.c_str(), 1);
       }
     std::vector<std::string> more;
@@ -87,8 +87,7 @@ base::Result<int> serve(const support::Program& program, const Flags& flags, con
     pass("--durability", flags.durability);
     pass("--sync-interval", flags.sync_interval);
     pass("--max-value-size", flags.max_value_size);
-    TRY_LET(absolute_secret, flags.secret_file.empty() || security::is_word(flags.secret_file) ? base::Result<std::string>(flags.secret_file)
-                                                                                      : support::absolute_path(flags.secret_file));
+    TRY_LET(absolute_secret, absolute_credential(flags.secret_file));
     pass("--secret-file", absolute_secret);
     pass("--resp-tls", flags.resp_tls);
     pass("--http-tls", flags.http_tls);

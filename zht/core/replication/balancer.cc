@@ -46,9 +46,6 @@ class Plan {
     const auto found = std::find_if(places_.begin(), places_.end(), [&](const Place& one) { return one.instance == instance; });
     return found == places_.end() ? nullptr : &*found;
   }
-  static bool has(const Goal& goal, InstanceId instance) {
-    return std::find(goal.members.begin(), goal.members.end(), instance) != goal.members.end();
-  }
 
   // Another copy on the goal's node (that of `except` not counted)?
   bool shares_node(const Goal& goal, std::uint64_t node, InstanceId except) const {
@@ -71,7 +68,7 @@ class Plan {
     const Place* best = nullptr;
     const auto rank = [&](const Place& one) { return std::tuple(shares_rack(goal, one.rack, from), copies_.at(one.instance), one.instance); };
     for (const Place& one : places_)
-      if (!one.leaving && one.room && !shares_node(goal, one.node, from) && !has(goal, one.instance) &&
+      if (!one.leaving && one.room && !shares_node(goal, one.node, from) && !goal.has(one.instance) &&
           (best == nullptr || rank(one) < rank(*best)))
         best = &one;
     return best;
@@ -142,7 +139,7 @@ class Plan {
   bool move_one(const Place* most, const Place* least) {
     for (std::size_t p = 0; p < goals_.size(); p++) {
       Goal& goal = goals_[p];
-      if (!movable_[p] || goal != now_[p] || moves(p) || !has(goal, most->instance) || has(goal, least->instance)) continue;
+      if (!movable_[p] || goal != now_[p] || moves(p) || !goal.has(most->instance) || goal.has(least->instance)) continue;
       if (shares_node(goal, least->node, most->instance)) continue;
       // Evenness is not worth two copies on one rack.
       if (shares_rack(goal, least->rack, most->instance) && !shares_rack(goal, most->rack, most->instance)) continue;

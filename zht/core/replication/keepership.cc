@@ -47,6 +47,21 @@ Keepership::Keepership(KeepershipOptions options, Manager& manager, Open open)
 
 bool Keepership::keeps(NodeId node) const { return std::find(keepers_.begin(), keepers_.end(), node) != keepers_.end(); }
 
+// In this order.
+Result<void> Keepership::save(const std::vector<Register>& registers, PartitionId from) {
+  std::vector<RegisterStore::Item> items;
+  for (auto p = static_cast<std::uint32_t>(from); p < registers.size(); p++) items.push_back({PartitionId{p}, &registers[p]});
+  return store_->save(items);
+}
+
+// Tells who keeps, as this node knows it.
+ManagerMessage& Keepership::message_for(NodeId node) {
+  ManagerMessage& message = manager_.message_for(node);
+  message.config = config_;
+  message.keepers = keepers_;
+  return message;
+}
+
 Result<void> Keepership::begin(std::vector<View> first) {
   TRY_LET(store, open_());
   store_ = store;
@@ -58,11 +73,7 @@ Result<void> Keepership::begin(std::vector<View> first) {
     for (PartitionId one : {who_keeps(), votes_in()})
       registers_[static_cast<std::uint32_t>(one)].current = keepers_view(options_.config, options_.keepers);
   TRY(store_->load(registers_));
-  if (founds) {
-    std::vector<RegisterStore::Item> items;
-    for (PartitionId one : {who_keeps(), votes_in()}) items.push_back({one, &registers_[static_cast<std::uint32_t>(one)]});
-    TRY(store_->save(items));
-  }
+  if (founds) TRY(save(registers_, who_keeps()));
   if (options_.defects.has(Defect::keeper_amnesia))
     for (Register& one : registers_) one = {one.current, {}, {}, {}};
   const View decided = view_of(who_keeps());
@@ -105,10 +116,7 @@ void Keepership::look_around(base::Time now) {
   if (now < next_question_) return;
   next_question_ = now + options_.retry;
   for (NodeId node : asked_) {
-    ManagerMessage& message = manager_.message_for(node);
-    message.asks_keepers = true;
-    message.config = config_;
-    message.keepers = keepers_;
+    message_for(node).asks_keepers = true;
   }
 }
 
@@ -144,9 +152,7 @@ Result<void> Keepership::learn(std::uint64_t config, const std::vector<NodeId>& 
   uninformed_.clear();
   if (!registers_.empty()) {
     registers_[static_cast<std::uint32_t>(who_keeps())] = {made, {}, {}, {}};
-    std::vector<RegisterStore::Item> items;
-    for (PartitionId one : {who_keeps(), votes_in()}) items.push_back({one, &registers_[static_cast<std::uint32_t>(one)]});
-    TRY(store_->save(items));
+    TRY(save(registers_, who_keeps()));
   }
   const bool last = config == number(registers_.empty() ? Epoch{0} : view_of(votes_in()).epoch) + 1;
   config_ = config;
@@ -169,9 +175,7 @@ Result<void> Keepership::take_in(const ManagerMessage& message) {
   const View target = message.install[static_cast<std::uint32_t>(who_keeps())].current;
   const View source = message.install[static_cast<std::uint32_t>(votes_in())].current;
   if (number(target.epoch) > config_) TRY(learn(number(target.epoch), keepers_of(target)));
-  ManagerMessage& answer = manager_.message_for(message.from);
-  answer.config = config_;
-  answer.keepers = keepers_;
+  ManagerMessage& answer = message_for(message.from);
   if (number(target.epoch) != config_ || !keeps(options_.self)) return {};
   answer.installed = votes() || awaits_vote();
   const bool lost = voted_ >= config_ && !options_.defects.has(Defect::vote_after_loss);
@@ -195,9 +199,7 @@ Result<void> Keepership::take_in(const ManagerMessage& message) {
     TRY_LET(store, open_());
     store_ = store;
   }
-  std::vector<RegisterStore::Item> items;  // in this order: what was taken in counts when the last one is there
-  for (std::uint32_t p = 0; p < state.size(); p++) items.push_back({PartitionId{p}, &state[p]});
-  TRY(store_->save(items));
+  TRY(save(state, PartitionId{0}));  // what was taken in counts when the last one is there
   registers_ = std::move(state);
   for (std::uint32_t p = 0; p <= options_.partitions; p++) manager_.adopt(PartitionId{p}, registers_[p].current);
   TRY(vote());
@@ -211,11 +213,7 @@ void Keepership::on_message(const ManagerMessage& message, base::Time now) {
   if (failed_) return;
   if (keeper_) keeper_->on(message.from, message.keeper, now);
   if (message.installed && message.config == config_) uninformed_.erase(message.from);
-  if (message.asks_keepers && message.config <= config_) {
-    ManagerMessage& answer = manager_.message_for(message.from);
-    answer.config = config_;
-    answer.keepers = keepers_;
-  }
+  if (message.asks_keepers && message.config <= config_) message_for(message.from);
   if (message.config != 0 && message.config <= config_) asked_.erase(message.from);
   Result<void> done;
   if (!message.install.empty()) done = take_in(message);
@@ -245,9 +243,7 @@ void Keepership::send_registers(base::Time now) {
   if (uninformed_.empty() || now < next_registers_ || (!keeper_ && registers_.empty())) return;
   next_registers_ = now + options_.again;
   for (NodeId node : uninformed_) {
-    ManagerMessage& message = manager_.message_for(node);
-    message.config = config_;
-    message.keepers = keepers_;
+    ManagerMessage& message = message_for(node);
     message.install = keeper_ ? keeper_->registers() : registers_;
     if (keeper_) message.install.push_back({keepers_view(config_, keepers_), {}, {}, {}});
   }
@@ -347,9 +343,7 @@ Result<void> Keepership::keep_alone(std::uint64_t config, std::uint64_t random) 
   const std::uint64_t made = generation << 32;
   const std::vector<NodeId> alone{options_.self};
   for (PartitionId one : {who_keeps(), votes_in()}) state[static_cast<std::uint32_t>(one)].current = keepers_view(made, alone);
-  std::vector<RegisterStore::Item> items;
-  for (std::uint32_t p = 0; p < state.size(); p++) items.push_back({PartitionId{p}, &state[p]});
-  TRY(store_->save(items));
+  TRY(save(state, PartitionId{0}));
   keeper_.reset();
   uninformed_.clear();
   registers_ = std::move(state);

@@ -102,6 +102,8 @@ class Keepership {
   const View& view_of(PartitionId one) const { return registers_[static_cast<std::uint32_t>(one)].current; }
 
   bool awaits_vote() const { return vote_by_ != base::Time{}; }
+  Result<void> save(const std::vector<Register>& registers, PartitionId from);  // and those after it
+  ManagerMessage& message_for(NodeId node);
   Result<void> vote();
   void look_around(base::Time now);
   Result<void> learn(std::uint64_t config, const std::vector<NodeId>& keepers);

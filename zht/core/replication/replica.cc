@@ -910,23 +910,17 @@ void Replica::tick_primary() {
 
 // A copy that takes long looks as one too many to who plans: it is not turned back for evenness' sake.
 void Replica::set_goal(Goal goal) {
-  const auto has = [](const Goal& one, InstanceId instance) {
-    return std::find(one.members.begin(), one.members.end(), instance) != one.members.end();
-  };
   const bool drops = goal.primary == view_.primary.instance && std::all_of(goal.members.begin(), goal.members.end(), [&](InstanceId one) {
     return member_at(view_, one).has_value();
   });
   const bool turns_back = std::any_of(followers_.begin(), followers_.end(), [&](const auto& one) {
-    return one.second.snapshot && goal_ && has(*goal_, one.first.instance) && !has(goal, one.first.instance);
+    return one.second.snapshot && goal_ && goal_->has(one.first.instance) && !goal.has(one.first.instance);
   });
   if (!drops || !turns_back) goal_ = std::move(goal);
 }
 
 // The next step towards the goal, if there is one to take now.
 void Replica::want_goal() {
-  const auto wanted = [&](InstanceId instance) {
-    return std::find(goal_->members.begin(), goal_->members.end(), instance) != goal_->members.end();
-  };
   const std::size_t members = view_.sync.size() + view_.learners.size();
   bool complete = true;
   for (InstanceId instance : goal_->members) {
@@ -938,10 +932,10 @@ void Replica::want_goal() {
       if (one.member.instance == instance) return want(Kind::add_learner, one.member);
   }
   std::size_t good = 0;  // sync members that are to stay
-  for (Member one : view_.sync) good += wanted(one.instance);
+  for (Member one : view_.sync) good += goal_->has(one.instance);
   const auto lead = member_at(view_, goal_->primary);
   for (Member one : view_.learners) {
-    const bool needed = one.instance == goal_->primary || (complete && good < host_.timing().sync_copies && wanted(one.instance));
+    const bool needed = one.instance == goal_->primary || (complete && good < host_.timing().sync_copies && goal_->has(one.instance));
     if (needed && is_ready(one)) return want(Kind::promote_learner, one, host_.timing().sync_copies);
   }
   if (lead && !is_me(*lead)) {
@@ -952,7 +946,7 @@ void Replica::want_goal() {
   if (good >= std::min(host_.timing().sync_copies, goal_->members.size()))
     for (const Members* all : {&view_.learners, &view_.sync})
       for (Member one : *all) {
-        if (wanted(one.instance)) continue;
+        if (goal_->has(one.instance)) continue;
         const std::size_t left = goal_->members.size();
         // The last step: a goal of fewer copies than are wanted must not be there any more when one more is taken in.
         if (members == left + 1) goal_.reset();

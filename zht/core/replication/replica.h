@@ -9,10 +9,12 @@
 // What is shown to anyone outside waits until the entries it rests on are committed.
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <map>
 #include <span>
 #include <unordered_map>
+#include <vector>
 
 #include "novoht/base/random.h"
 #include "zht/core/replication/channel.h"
@@ -59,6 +61,7 @@ struct Site {
 struct Goal {
   InstanceId primary{0};
   std::vector<InstanceId> members;  // the primary included
+  bool has(InstanceId one) const { return std::find(members.begin(), members.end(), one) != members.end(); }
   bool operator==(const Goal&) const = default;
 };
 
