@@ -111,6 +111,59 @@ TEST(Founding, WhoNeverStartsIsNotWaitedForLong) {
   EXPECT_TRUE(trio.answer(0, number).ok());
 }
 
+struct HandOver : TrioTest {
+  // The first hands over to the second and has proposed that; the keepers take their time.
+  void propose() {
+    granting = false;
+    round(0, [](Instance& core, std::string&) { core.set_goal(PartitionId{0}, {InstanceId{1}, {InstanceId{0}, InstanceId{1}, InstanceId{2}}}); });
+    for (int i = 0; i < 10 && (wished.empty() || wished.back().kind != replication::Change::Kind::transfer); i++) run(10ms);
+  }
+  bool decide() {
+    granting = true;
+    return grant(replication::Change::Kind::transfer);
+  }
+};
+
+// What cannot be executed any more and not yet elsewhere waits, and goes where the answer says the moment that is known.
+TEST_F(HandOver, ARequestMeanwhileIsToldWhoLeads) {
+  propose();
+  const auto change = ask(0, Operation::insert("k", "v"), 1), read = ask(0, Operation::lookup("k"));
+  run(50ms);
+  EXPECT_FALSE(answered(0, change));
+  EXPECT_FALSE(answered(0, read));
+  ASSERT_TRUE(decide());
+  run(10ms);
+  for (const auto number : {change, read}) {
+    ASSERT_TRUE(sent_away(0, number));
+    const wire::Frame& reply = all[0].replies.at(number);
+    EXPECT_EQ(reply.flags & wire::kRetry, 0u) << "it was not executed";
+    EXPECT_EQ(reply.second, 1u);
+    EXPECT_EQ(reply.epoch, replication::number(view.epoch));
+  }
+}
+
+TEST_F(HandOver, NobodyWaitsForOneThatIsNotDecided) {
+  propose();
+  const auto change = ask(0, Operation::insert("k", "v"), 1);
+  run(300ms);
+  EXPECT_TRUE(sent_away(0, change));
+}
+
+struct PatientHandOver : HandOver {
+  PatientHandOver() { timing.retry = 10s; }
+};
+
+// Who led before hears of the new view from the next one, and late: a client does not wait for the next retry.
+TEST_F(PatientHandOver, WhoDoesNotKnowTheViewYetIsToldAgainAtOnce) {
+  propose();
+  deaf = {0, 2};
+  ASSERT_TRUE(decide());
+  run(10ms);
+  const auto change = ask(1, Operation::insert("k", "v"), 1);
+  run(100ms);
+  EXPECT_TRUE(answered(1, change));
+}
+
 TEST_F(TrioTest, AReadWaitsForTheChangeItSaw) {
   cut = {1};
   granting = false;

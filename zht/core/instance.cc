@@ -295,8 +295,9 @@ void Instance::release(const replication::Released& released) {
   waiting_bytes_ -= waiting.frame.size();
   if (!released.shown) {
     statistics_.let_go++;
+    const bool executed = !waiting.frame.empty();
     waiting.frame.clear();
-    encode_retry(waiting.op, waiting.request, waiting.partition, waiting.frame, true);
+    encode_retry(waiting.op, waiting.request, waiting.partition, waiting.frame, executed);
   }
   if (!sends_.empty() && sends_.back().to == waiting.to) sends_.back().frame += waiting.frame;
   else sends_.push_back({waiting.to, std::move(waiting.frame)});
@@ -330,6 +331,9 @@ void Instance::on_replicated(ConnectionId from, const Frame& frame, const Operat
     if (auto checked = check_operation(operation, partition); !checked) return answer_error(frame, checked.error(), out);
     return do_lookup(frame, operation, out);
   }
+  const bool waits = replica != nullptr && from != ConnectionId{0} && waiting_.size() < kMostWaiting && replica->hands_over(Epoch{frame.epoch});
+  if (waits)
+    return hold(*replica, from, frame.request, frame.op, partition, {.need = replication::Held::never}, {});
   if (replica == nullptr || !replica->serves(Epoch{frame.epoch})) return answer_retry(frame, out);
   if (from == ConnectionId{0}) {  // a datagram's sender cannot be answered later
     const std::size_t start = wire::begin_reply(

@@ -273,6 +273,10 @@ bool Replica::serves(Epoch epoch) const {
          (wish_.kind != Kind::transfer || broken(Defect::serve_in_transfer));
 }
 
+bool Replica::hands_over(Epoch epoch) const {
+  return role() == Role::primary && epoch == view_.epoch && wish_.kind == Kind::transfer && !broken(Defect::serve_in_transfer);
+}
+
 Result<Version> Replica::append(std::string payload, std::span<const std::uint64_t> keys) {
   CHECK(role() == Role::primary);
   const Version sequence = end_.sequence + 1;
@@ -362,12 +366,12 @@ std::string Replica::short_words() const {
   return std::move(out).str();
 }
 
-// Of what cannot be shown before sync members are there again.
-void Replica::let_go_of_uncommitted() {
+template <typename Test>
+void Replica::let_go_of(Test test) {
   std::deque<Held> later;
   for (const Held& held : std::exchange(held_, {})) {
-    if (held.need <= commit_) later.push_back(held);
-    else host_.release(partition_, held, false);
+    if (test(held)) host_.release(partition_, held, false);
+    else later.push_back(held);
   }
   held_ = std::move(later);
 }
@@ -407,8 +411,10 @@ base::Duration Replica::patience(Member peer, base::Duration least) const {
 void Replica::on_ack(Member from, const Ack& ack) {
   if (ack.epoch > view_.epoch) return ask_view(from);
   if (ack.verdict == Verdict::behind || ack.epoch < view_.epoch) {
-    if (ack.verdict == Verdict::behind && ack.epoch < view_.epoch)
+    if (ack.verdict == Verdict::behind && ack.epoch < view_.epoch) {
       host_.message_to(from.instance).views.push_back({partition_, view_});
+      say_again(from);
+    }
     return;
   }
   if (role() != Role::primary) return;
@@ -436,6 +442,17 @@ void Replica::on_ack(Member from, const Ack& ack) {
     case Verdict::full: follower.full = true; return;
     case Verdict::behind: return;
   }
+}
+
+// What came before the view it belongs to was not taken. It goes out with the view, and the client of a partition that has just been
+// handed over does not wait for the next retry; once in a view, for who does not take the view either would be told so without end.
+void Replica::say_again(Member to) {
+  const auto found = followers_.find(to);
+  if (found == followers_.end() || found->second.reminded) return;
+  Follower& follower = found->second;
+  follower.reminded = true;
+  follower.sent = {};
+  follower.piece_due = follower.snapshot != nullptr;
 }
 
 // The follower has the entry at `hint`; the greatest position that may be common to both logs is sought, an epoch a step.
@@ -623,6 +640,7 @@ void Replica::acknowledge() {
 }
 
 void Replica::on_piece(Member from, const SnapshotPiece& piece) {
+  if (piece.epoch > view_.epoch) return ask_view(from);
   if (!follows(from, piece.epoch) || role() != Role::learner) return;
   // Each time: an answer may get lost, and who sends would go on for ever.
   if (cannot_write_) return answer({.verdict = Verdict::full});
@@ -879,7 +897,9 @@ bool Replica::is_ready(Member peer) const {
 void Replica::tick_primary() {
   const base::Time now = host_.now();
   const Timing& timing = host_.timing();
-  if (is_short()) let_go_of_uncommitted();
+  // What cannot be shown before sync members are there again.
+  if (is_short()) let_go_of([&](const Held& held) { return held.need > commit_; });
+  if (wish_.kind != Kind::transfer || now - wished_at_ > timing.drop) let_go_of([](const Held& held) { return held.need == Held::never; });
   if (wish_.kind != Kind::none) return continue_wish();
   for (Member one : view_.sync) {
     if (is_me(one)) continue;

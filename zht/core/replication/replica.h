@@ -67,6 +67,7 @@ struct Goal {
 
 // Something that waits to be shown: a reply, a watcher's news. `token` is the embedder's.
 struct Held {
+  static constexpr Version never = ~Version{0};  // as `need`: it is let go of when there is another view, or the hand-over takes too long
   std::uint64_t token = 0;
   Version need = 0;    // not before this entry is committed
   bool reads = false;  // it says what is, or is not: needs a lease or a confirmation too
@@ -152,6 +153,8 @@ class Replica {
   // --- as the primary ---
   // Whether requests of `epoch` are served here.
   bool serves(Epoch epoch) const;
+  // A request of this epoch is not executed: who leads next is being decided. Hold it (Held::never), and the answer tells who.
+  bool hands_over(Epoch epoch) const;
   // Applies and logs a change, and sends it with the round. `keys`: hashes of the keys it changes. no_space, io: nothing
   // changed. Only while serves().
   Result<Version> append(std::string payload, std::span<const std::uint64_t> keys);
@@ -212,6 +215,7 @@ class Replica {
   struct Follower {
     Version next = 1, match = 0;
     bool attached = false;        // it said that it follows, in this epoch
+    bool reminded = false;        // it did not know of this epoch yet, and was told
     base::Time attached_after{};  // leases count from beacons later than this
     base::Time since{};           // this record exists, or was last not attached
     base::Time sent{};
@@ -260,7 +264,8 @@ class Replica {
   base::Time granted() const;
   bool leased(base::Time granted) const;
   void let_go();
-  void let_go_of_uncommitted();
+  template <typename Test>
+  void let_go_of(Test test);
   void note_short(const View& before);
 
   void acknowledge();
@@ -269,6 +274,7 @@ class Replica {
   void send_to(Member peer, Follower& follower);
   void begin_snapshot(Member peer, Follower& follower);
   void send_piece(Member peer, Follower& follower);
+  void say_again(Member to);
   void resume(Follower& follower, const Ack& ack);
   Version first_of_epoch(Version sequence) const;  // of the run that `sequence` lies in; base_ where it is not known
   base::Time heard(Member peer, const Follower& follower) const;

@@ -105,7 +105,7 @@ void Replicator::on_message(const PeerMessage& message) {
   for (const Ack& one : message.acks)
     if (Replica* const replica = find(one.partition)) replica->on_ack(message.from, one);
   for (const SnapshotPiece& one : message.pieces)
-    if (Replica* const replica = find(one.partition)) replica->on_piece(message.from, one);
+    if (static_cast<std::uint32_t>(one.partition) < kMaxPartitions) get(one.partition).on_piece(message.from, one);
   for (const SnapshotAck& one : message.piece_acks)
     if (Replica* const replica = find(one.partition)) replica->on_piece_ack(message.from, one);
   for (const Standing& one : message.standings)
