@@ -16,7 +16,9 @@ using Socket = asio::generic::stream_protocol::socket;
 using base::Duration;
 using base::Time;
 
-constexpr Duration kFirstPause = 1ms, kLongestPause = 100ms;  // between tries, doubling
+// Between tries, doubling; for as long as a failover takes no longer than kBrisk, which is what a client may then be late.
+constexpr Duration kFirstPause = 1ms, kBrisk = 16ms, kLongestPause = 100ms;
+constexpr unsigned kBriskTries = 20;
 constexpr Duration kSweepPrecision = 1ms;
 constexpr Duration kCallbackGrace =
     500ms;  // the server says when a callback's time is over; this is for when it cannot
@@ -25,7 +27,8 @@ constexpr Duration kLookAround = 250ms;      // after so much silence another no
 constexpr std::size_t kReadSize = 256 << 10;
 
 Duration pause_after(unsigned failures) {
-  return std::min<Duration>(kFirstPause * (1u << std::min(failures, 10u)), kLongestPause);
+  if (failures >= kBriskTries) return kLongestPause;
+  return std::min<Duration>(kFirstPause * (1u << std::min(failures, 10u)), kBrisk);
 }
 
 Time now() { return base::SystemClock().now(); }
