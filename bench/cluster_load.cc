@@ -7,7 +7,7 @@
 //   cluster_load --cluster ... --fill 1000000                               so many keys of 1,000 bytes, then the end
 //
 // Ends early at the end of stdin. Then one JSON object on stdout: the operations acknowledged in each 10 ms since `start` (seconds
-// of CLOCK_MONOTONIC), failures, percentiles, and every gap of a lane that was longer than 20 ms: [lane, from, to]. All values
+// of CLOCK_MONOTONIC), failures, percentiles, and every gap of a lane that was longer than 20 ms: [partition of its key, from, to]. All values
 // acknowledged are read back at the end; a wrong one is exit status 1.
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -51,14 +51,14 @@ struct Seen {
   std::string failure;
   nlohmann::json gaps = nlohmann::json::array();
 
-  void acknowledge(std::size_t lane, Clock::time_point asked, Clock::time_point before, Clock::time_point now) {
+  void acknowledge(std::size_t partition, Clock::time_point asked, Clock::time_point before, Clock::time_point now) {
     const std::lock_guard lock(mutex);
     const auto bucket = static_cast<std::size_t>((now - start) / 10ms);
     if (buckets.size() <= bucket) buckets.resize(bucket + 1);
     buckets[bucket]++;
     acknowledged++;
     latencies_us.push_back(std::chrono::duration<float, std::micro>(now - asked).count());
-    if (now - before > 20ms) gaps.push_back({lane, seconds_of(before), seconds_of(now)});
+    if (now - before > 20ms) gaps.push_back({partition, seconds_of(before), seconds_of(now)});
   }
   void fail(const std::string& why) {
     const std::lock_guard lock(mutex);
@@ -112,8 +112,13 @@ std::string value_of(std::uint64_t number) {
 
 // Each lane has one insert of its key in flight.
 struct Lanes {
-  Lanes(const std::string& cluster, std::size_t count) : lanes(count), client(client_of(cluster)) {}
+  Lanes(const std::string& cluster, std::size_t count) : lanes(count), client(client_of(cluster)) {
+    for (std::size_t i = 0; i < count; i++)
+      lanes[i].partition = static_cast<std::size_t>(zht::partition_of(key_of(i), client->partition_count()));
+  }
+  static std::string key_of(std::size_t at) { return "lane-" + std::to_string(at); }
   struct Lane {
+    std::size_t partition = 0;
     std::atomic<bool> idle{true};
     std::uint64_t number = 0, acknowledged = 0;
     Clock::time_point asked{}, before = Clock::now();
@@ -122,11 +127,11 @@ struct Lanes {
     Lane& lane = lanes[at];
     lane.asked = Clock::now();
     lane.number++;
-    client->submit(zht::Operation::insert("lane-" + std::to_string(at), value_of(lane.number)), [this, at](zht::Outcome outcome) {
+    client->submit(zht::Operation::insert(key_of(at), value_of(lane.number)), [this, at](zht::Outcome outcome) {
       Lane& mine = lanes[at];
       const auto now = Clock::now();
       if (outcome.ok()) {
-        seen.acknowledge(at, mine.asked, mine.before, now);
+        seen.acknowledge(mine.partition, mine.asked, mine.before, now);
         mine.acknowledged = mine.number;
         mine.before = now;
       } else {
@@ -148,7 +153,7 @@ struct Lanes {
     for (const Lane& lane : lanes)
       while (!lane.idle) std::this_thread::sleep_for(1ms);
     for (std::size_t i = 0; i < lanes.size(); i++) {
-      const auto outcome = client->call(zht::Operation::lookup("lane-" + std::to_string(i)));
+      const auto outcome = client->call(zht::Operation::lookup(key_of(i)));
       if (!outcome.ok() && lanes[i].acknowledged > 0) wrong("lane " + std::to_string(i) + " cannot be read: " + outcome.message);
       if (std::strtoull(outcome.value.c_str(), nullptr, 10) < lanes[i].acknowledged)
         wrong("lane " + std::to_string(i) + " holds " + outcome.value.substr(0, 12) + ", but " + std::to_string(lanes[i].acknowledged) +

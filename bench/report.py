@@ -11,7 +11,7 @@ import sys
 
 TREE = os.path.realpath(os.path.join(os.path.dirname(__file__), ".."))
 OURS = {"novoht": "novoht", "store": "zht", "scale": "zht", "cluster": "zht", "fs": "fusionfs", "tasks": "matrix", "queue": "fabriq"}
-LESS_IS_BETTER = ("us_per_op", "latency_us", "gap_ms", "pause_ms", "p50_us", "p99_us", "p999_us", "p9999_us", "p50_ms", "ram_mb", "disk_mb", "seconds", "max_over_mean")
+LESS_IS_BETTER = ("us_per_op", "latency_us", "gap_ms", "pause_ms", "pause_p50_ms", "others_pause_ms", "p50_us", "p99_us", "p999_us", "p9999_us", "p50_ms", "ram_mb", "disk_mb", "seconds", "max_over_mean")
 COLOURS = ["#1b6ca8", "#d1495b", "#8f9779", "#edae49", "#6c5b7b", "#66a182", "#9a8c98", "#2e4057", "#c06c84"]
 
 
