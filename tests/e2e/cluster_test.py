@@ -336,6 +336,9 @@ class ClusterTest(ClusterCase):
         for number in (2, 3, 4):
             cluster.nodes.append(Node(self.box, number, "--instances", "1", "--join", cluster.nodes[0].address).start())
             cluster.wait_until_safe()
+            with open(cluster.nodes[-1].log.name, encoding="utf-8") as log:  # nothing is wrong with a join
+                self.assertNotIn(" warn ", log.read())
+
         def even():
             leads = [one["leads"] for one in cluster.status().get("nodes", [])]
             return len(leads) == 4 and max(leads) - min(leads) <= 2
@@ -362,6 +365,28 @@ class ClusterTest(ClusterCase):
         for n in range(100):
             self.assertEqual(pipe.ask(op="lookup", key=f"k{n}")["value"], f"{n}+")
         pipe.close()
+
+    def test_who_is_killed_while_joining_finds_the_others_in_its_next_life(self):
+        self.cluster = cluster = Cluster(self.box, 1)
+        for number in (2, 3, 4):
+            node = Node(self.box, number, "--instances", "1", "--join", cluster.nodes[0].address)
+            cluster.nodes.append(node.start())
+            while not os.path.exists(os.path.join(node.data, "node.json")) and node.process.poll() is None:
+                pass
+            node.kill()
+            node.start()
+            cluster.wait_until_safe()
+        self.assertEqual(len({one["node"] for one in cluster.status()["nodes"]}), 4)
+
+    def test_stopped_one_after_another_the_last_do_not_wait_for_keepers_that_ended(self):
+        self.cluster = cluster = Cluster(self.box, 5)
+        for node in cluster.nodes:
+            node.stop()
+            with open(node.log.name, encoding="utf-8") as log:
+                self.assertNotIn("handed over in time", log.read())
+        for node in cluster.nodes:
+            node.start()
+        cluster.wait_until_safe()
 
     def test_a_lost_keeper_is_replaced_and_one_that_leaves_hands_over(self):
         self.cluster = cluster = Cluster(self.box, 5)

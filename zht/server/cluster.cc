@@ -290,6 +290,12 @@ bool Cluster::belongs(NodeId node) const {
   return given == 0 || (id(node) >= 1 && id(node) <= given && id(node) != self());
 }
 
+bool Cluster::can_decide(base::Time now) const {
+  std::size_t living = 0;
+  for (const auto& [info, lives] : manager_->acquaintances(now)) living += lives && keeps(id(info->node));
+  return living * 2 > keepers().size();
+}
+
 bool Cluster::alone(base::Time now) const {
   for (const auto& [info, lives] : manager_->acquaintances(now))
     if (id(info->node) != self() && !(info->leaving && info->instances.empty())) return false;

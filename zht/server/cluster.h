@@ -96,6 +96,7 @@ class Cluster {
   std::uint64_t self() const { return options_.identity.number; }
   // Whether the cluster has given this number to a node. One that joined just now knows of nobody yet, and says yes.
   bool belongs(replication::NodeId node) const;
+  bool can_decide(base::Time now) const;  // a majority of the keepers lives, as far as is known here
   bool alone(base::Time now) const;  // no other node was ever heard of that has not left
 
  private:

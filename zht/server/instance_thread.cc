@@ -380,9 +380,9 @@ void InstanceThread::on_peer(const wire::Frame& frame) {
   if (!message) return logger().warn("a message that is not one", {{"error", message.error()}});
   // Of one that has just joined the manager will tell; what is said is said again.
   if (!addresses_.contains(message->from.instance)) {
-    constexpr std::size_t kSaid = 64;
-    if (strangers_.size() < kSaid && strangers_.insert(message->from.instance).second)
-      logger().warn("refused what an instance says that the cluster has not", {{"instance", static_cast<std::uint32_t>(message->from.instance)}});
+    const auto instance = static_cast<std::uint32_t>(message->from.instance);
+    if (strangers_.note(instance, clock_.now()))
+      logger().warn("refused what an instance says that the cluster has not", {{"instance", instance}});
     return;
   }
   core_->on_peer(*message);

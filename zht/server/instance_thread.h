@@ -22,6 +22,7 @@
 #include "zht/net/peer_link.h"
 #include "zht/support/histogram.h"
 #include "zht/server/local_queue.h"
+#include "zht/server/strangers.h"
 
 namespace zht::server {
 
@@ -198,7 +199,7 @@ class InstanceThread final : private net::FrameHandler {
   // The loop's thread alone.
   std::unordered_map<std::uint32_t, std::unique_ptr<net::PeerLink>> links_;  // by instance
   std::map<InstanceId, std::string> addresses_;
-  std::set<InstanceId> strangers_;  // who spoke and is none of the cluster's, as far as is known here; said once of each
+  Strangers strangers_;
   std::thread thread_;
 };
 

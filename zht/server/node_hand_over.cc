@@ -68,8 +68,11 @@ void Node::Parts::hand_over() {
     const Epoch epoch = cluster->view(one.partition).epoch;
     if (std::exchange(said, epoch) != epoch || all) cluster->send_goal(one);
   }
-  if (!goals.empty() && now < hand_over_until) return pump_soon();
-  if (!goals.empty()) logger().warn("not everything could be handed over in time", {{"partitions", goals.size()}});
+  const bool decided = cluster->can_decide(now);
+  if (!goals.empty() && decided && now < hand_over_until) return pump_soon();
+  if (!goals.empty())
+    logger().warn("not everything could be handed over" + std::string(decided ? " in time" : ": most keepers have ended or are silent"),
+                  {{"partitions", goals.size()}});
   loop.stop();
 }
 

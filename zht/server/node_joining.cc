@@ -31,6 +31,7 @@ Result<void> Node::Parts::choose_identity(unsigned cores) {
   } else if (!settings.join.empty()) {
     const base::Time until = clock.now() + std::chrono::seconds(60);
     TRY_LET(joined, join_cluster(settings.join, uid, [&] { return clock.now() >= until; }));
+    remember_others();  // before it has an identity: a next life with one and without this would find nobody
     identity = joined;
     identity.instance_count = instance_count != 0 ? instance_count : cores;
     if (partitions != 0 && partitions != identity.partition_count)
@@ -170,7 +171,7 @@ void Node::Parts::remember_others() {
 void Node::Parts::note_uid(std::uint64_t number, const wire::NodeAbout& about) {
   if (settings.in_memory || about.uid() == 0 || claims->of(number) == about.uid()) return;
   const auto uid = claims->claim(number, about.uid());
-  if (uid && *uid != about.uid() && strangers.insert(number).second)
+  if (uid && *uid != about.uid() && replaced.insert(number).second)
     logger().error("a node serves with another data folder than it had: what it had acknowledged is gone. End it, empty its folder and have "
                    "it --join", {{"node", number}, {"address", about.manager()}});
 }

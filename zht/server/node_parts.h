@@ -32,6 +32,7 @@
 #include "zht/server/instance_thread.h"
 #include "zht/server/node.h"
 #include "zht/server/service_keeper.h"
+#include "zht/server/strangers.h"
 #include "zht/server/witness.h"
 #include "zht/support/log.h"
 #include "zht/support/process.h"
@@ -71,7 +72,8 @@ struct Node::Parts final : net::FrameHandler {
   std::vector<Joining> joining;
   std::optional<Claims> claims;  // none: nothing is kept on disk
   std::string before;  // this node does not serve yet, because; empty: it does
-  std::set<std::uint64_t> strangers;  // node numbers that were never given out; said once of each
+  Strangers strangers;  // by node number
+  std::set<std::uint64_t> replaced;  // nodes that serve with another folder than they had; said once of each
   base::Time next_look{};
   bool pump_wanted = false, leaving = false;
   base::Time hand_over_until{}, next_goals{}, left_at{};

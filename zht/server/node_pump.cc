@@ -170,7 +170,8 @@ void Node::Parts::look_for_room() {
 
 // Whether data are safe, said when that changes: beginning and end of a failover's story.
 void Node::Parts::tell_safety() {
-  if (cluster->alone(clock.now())) return;
+  constexpr auto kAcquaintance = std::chrono::seconds(2);  // who has just begun thinks all dead that it has not heard of yet
+  if (cluster->alone(clock.now()) || (safety.empty() && clock.now() - started < kAcquaintance)) return;
   wire::ClusterStatus now;
   tell_cluster(now);
   if (now.unknown() > 0) return;  // not yet heard of all

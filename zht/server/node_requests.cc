@@ -21,8 +21,7 @@ void Node::Parts::on_frame(net::ConnectionNumber from, const wire::Frame& frame,
     if (!message) return logger().warn("a message that is not one", {{"error", message.error()}});
     const auto node = static_cast<std::uint64_t>(message->from);
     if (!cluster->belongs(message->from)) {
-      constexpr std::size_t kSaid = 64;
-      if (strangers.size() < kSaid && strangers.insert(node).second)
+      if (strangers.note(node, clock.now()))
         logger().warn("refused what a node says that the cluster has not", {{"node", node}});
       return;
     }
