@@ -308,6 +308,18 @@ class Play:
             wait_for(node.serves, f"{node.name} again")
         wait_for(lambda: node.says_full() is False, f"{node.name} to say that it has room again")
 
+    def full_two(self):
+        """Where both synchronous copies are on them, the third takes over."""
+        two = self.cluster.nodes[3:5]
+        for node in two:
+            node.fill_disk()
+        self.write_much()
+        self.serves(f"the disks of {two[0].name} and {two[1].name} are full")
+        for node in two:
+            node.empty_disk()
+        wait_for(lambda: all(node.says_full() is False for node in two), "two nodes to say that they have room again")
+        self.serves("they have room again")
+
     def failing_disk(self):
         """Its syncs fail: what it says it has written may be gone. It stays up, says so, and others take over what it had."""
         node = self.cluster.nodes[3]
@@ -444,12 +456,14 @@ class Faults(unittest.TestCase):
             cluster.up()
             Play(self, cluster).play(faults)
 
-    def test_faults_of_a_bad_network(self):
-        faults = ["slow", "lossy", "forgotten", "black_hole"]
+    def test_faults_of_a_bad_network_and_of_two_full_disks(self):
+        faults = ["slow", "lossy", "forgotten", "black_hole", "full_two"]
         if rounds(0, 1):
             faults += ["one_slow", "one_lossy", "narrow"]
             faults = [fault for n in range(4) for fault in random.Random(SEED + n).sample(faults, len(faults))]
         with Cluster(nodes=5, switch=True) as cluster:
+            for node in cluster.nodes[3:]:
+                node.on_small_disk("96m")
             cluster.up()
             Play(self, cluster).play(faults)
 

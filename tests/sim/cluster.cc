@@ -1074,11 +1074,15 @@ void Cluster::fault() {
       break;
     }
     case Fault::full_disk: {
-      Node& node = nodes[static_cast<std::size_t>(i)];
-      if (!node.up) break;
-      say("disk of n%d is full", i);
-      node.set_full(true);
-      at(now + hold, [this, i] { if (nodes[static_cast<std::size_t>(i)].up) nodes[static_cast<std::size_t>(i)].set_full(false); });
+      std::set<int> full{i};
+      if (random.chance(0.3))  // nobody who counts has room
+        for (Member one : latest_[p].sync) full.insert(static_cast<int>(static_cast<std::uint32_t>(one.instance)));
+      for (const int j : full) {
+        if (!nodes[static_cast<std::size_t>(j)].up) continue;
+        say("disk of n%d is full", j);
+        nodes[static_cast<std::size_t>(j)].set_full(true);
+        at(now + hold, [this, j] { if (nodes[static_cast<std::size_t>(j)].up) nodes[static_cast<std::size_t>(j)].set_full(false); });
+      }
       break;
     }
     case Fault::failing_disk: {

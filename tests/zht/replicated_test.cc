@@ -164,6 +164,58 @@ TEST_F(PatientHandOver, WhoDoesNotKnowTheViewYetIsToldAgainAtOnce) {
   EXPECT_TRUE(answered(1, change));
 }
 
+struct WithoutRoom : testing::Test, Trio {
+  bool writes() {
+    const std::size_t primary = static_cast<std::uint32_t>(view.primary.instance);
+    sequence++;
+    const auto asked = ask(primary, Operation::insert("k" + std::to_string(sequence % 5), std::string(10'000, 'x')), sequence);
+    run(100ms);
+    const bool refused = answered(primary, asked) && !sent_away(primary, asked) && all[primary].replies.at(asked).status != 0;
+    refusals += refused;
+    return answered(primary, asked) && !sent_away(primary, asked) && !refused;
+  }
+  // Fills these disks; how many writes, 100 ms apart, then fail until twenty have passed, more than the logs' ends have room for.
+  int failures(std::initializer_list<std::size_t> without_room) {
+    segment_size = 1 << 16;
+    begin();
+    for (int i = 0; i < 20; i++) EXPECT_TRUE(writes());
+    for (const std::size_t one : without_room) fill(one);
+    int passed = 0, failed = 0;
+    while (passed < 20 && failed < 100) writes() ? passed++ : failed++;
+    return failed;
+  }
+  std::uint64_t sequence = 0;
+  int refusals = 0;
+};
+
+TEST_F(WithoutRoom, WhereBothSynchronousCopiesHaveNoneTheLearnerLeads) {
+  all.resize(4);
+  EXPECT_LE(failures({0, 1}), 20);
+  EXPECT_EQ(view.primary.instance, InstanceId{2});
+  EXPECT_EQ(refusals, 0) << "others have room";
+}
+
+TEST_F(WithoutRoom, WhereNoCopyHasAnyAnotherIsTakenIn) {
+  all.resize(5);
+  EXPECT_LE(failures({0, 1, 2}), 30);
+  EXPECT_GE(static_cast<std::uint32_t>(view.primary.instance), 3u);
+  EXPECT_EQ(refusals, 0) << "others have room";
+}
+
+TEST_F(WithoutRoom, WhoHasLittleLeadsWhereNobodyHasMore) {
+  full = {1, 2};  // so they say
+  EXPECT_LE(failures({0}), 20);
+  EXPECT_EQ(view.primary.instance, InstanceId{1});
+}
+
+TEST_F(WithoutRoom, WhatNobodyHasRoomForIsRefused) {
+  EXPECT_EQ(failures({0, 1, 2}), 100);
+  EXPECT_GT(refusals, 10);
+  const auto read = ask(static_cast<std::uint32_t>(view.primary.instance), Operation::lookup("k0"));
+  run(100ms);
+  EXPECT_TRUE(answered(static_cast<std::uint32_t>(view.primary.instance), read));
+}
+
 TEST_F(TrioTest, AReadWaitsForTheChangeItSaw) {
   cut = {1};
   granting = false;

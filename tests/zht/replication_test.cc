@@ -559,6 +559,15 @@ TEST_F(Balance, AMoveThatLacksItsLastStepIsFinished) {
   EXPECT_EQ(goals[0].goal, (Goal{InstanceId{1}, {InstanceId{1}, InstanceId{2}, InstanceId{3}}}));
 }
 
+TEST_F(Balance, ACopyTooManyGoesFromWhereThereIsNoRoom) {
+  place(4);
+  views_.push_back(view_of(1, {member(0), member(1)}, {member(2), member(3)}));
+  places_[0].room = places_[1].room = false;
+  const auto goals = balance(views_, places_, options_);
+  ASSERT_EQ(goals.size(), 1u);
+  EXPECT_EQ(goals[0].goal, (Goal{InstanceId{0}, {InstanceId{0}, InstanceId{2}, InstanceId{3}}}));
+}
+
 TEST_F(Balance, WhoHasNoRoomIsNotGivenMoreToLead) {
   place(3);
   fill(9, 1);  // led by the first, and nobody else

@@ -41,6 +41,8 @@ struct Trio {
   std::set<std::size_t> cut;   // instances that nobody hears and who hear nobody, keepers included
   std::set<std::size_t> deaf;  // those who hear of no new views from the keepers
   std::set<std::size_t> paused;  // those whose process does not run
+  std::set<std::size_t> full;    // those who have said that they have no room (fill())
+  std::uint64_t segment_size = std::uint64_t{64} << 20;
   std::set<std::pair<std::size_t, std::size_t>> blocked;  // who is not heard by whom
   std::vector<replication::Change> wished;                // what the keepers were asked, granted or not
   replication::Timing timing;
@@ -69,6 +71,7 @@ struct Trio {
     options.durability = durability;
     options.keep_departed = 1s;
     options.timing = timing;
+    options.segment_size = segment_size;
     options.defects = defects;
     auto opened = Instance::open(one.disk, "store", options, procedures(), {view});
     ASSERT_TRUE(opened) << opened.error().message;
@@ -78,6 +81,11 @@ struct Trio {
     all[i].core.reset();
     all[i].disk.kill();
     all[i].incarnation++;
+  }
+  // Its disk takes nothing more, and everybody has heard that.
+  void fill(std::size_t i) {
+    all[i].disk.set_capacity(all[i].disk.used());
+    full.insert(i);
   }
   // One round of one instance.
   template <typename Work>
@@ -130,7 +138,7 @@ struct Trio {
           }
           std::vector<replication::Candidate> candidates;
           for (std::size_t other = 0; other < all.size(); other++)
-            if (all[other].core) candidates.push_back({all[other].core->self(), 0, other});
+            if (all[other].core && !full.contains(other)) candidates.push_back({all[other].core->self(), 0, other});
           core.set_candidates(candidates);
           std::map<InstanceId, replication::Site> sites;
           for (std::uint32_t other = 0; other < all.size(); other++) sites[InstanceId{other}] = {other, 0};

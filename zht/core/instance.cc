@@ -867,6 +867,11 @@ void Instance::refuse(const Frame& frame, OpKind kind, const Error& error, std::
     note_failure(error);
     return answer_retry(frame, out);
   }
+  // The cluster has room: whoever has it leads soon.
+  if (replica_ != nullptr && error.code == Code::no_space && replica_->another_has_room()) {
+    at_once_ = true;
+    return encode_retry(frame.op, frame.request, PartitionId{frame.partition}, out, false, "no room where the partition is led; another takes over");
+  }
   Outcome refused;
   refused.code = error.code;
   refused.message = error.message;

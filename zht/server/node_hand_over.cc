@@ -91,7 +91,7 @@ void Node::Parts::look_whether_empty() {
     logger().info("emptied, leaving the cluster", {{"node", identity.number}});
     cluster->set_left();
     left_at = clock.now();
-  } else if (clock.now() - left_at > std::chrono::milliseconds(1500)) {  // gossip has told everyone by then
+  } else if (clock.now() - left_at > std::chrono::milliseconds(500)) {  // all were told; who did not hear it, hears it from others
     stop();
   }
 }

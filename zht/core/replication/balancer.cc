@@ -100,14 +100,16 @@ class Plan {
     }
     moves_ += goal != now_[p];
   }
-  // A move that was not finished has left a copy too many: one goes from where most are, of several the last that came.
+  // A move that was not finished has left a copy too many, or a member without room had another taken in: one goes from where there is
+  // no room, or most are, of several the last that came.
   void trim(std::size_t p) {
     Goal& goal = goals_[p];
     if (!movable_[p] || goal != now_[p] || options_.moving.contains(PartitionId{static_cast<std::uint32_t>(p)})) return;
+    const auto rank = [&](InstanceId one) { return std::pair(!find(one)->room, copies_[one]); };
     while (goal.members.size() > std::max<std::size_t>(options_.copies, 1)) {
       InstanceId surplus = goal.primary;
       for (InstanceId one : goal.members)
-        if (one != goal.primary && (surplus == goal.primary || copies_[one] >= copies_[surplus])) surplus = one;
+        if (one != goal.primary && (surplus == goal.primary || rank(one) >= rank(surplus))) surplus = one;
       drop(goal, surplus);
     }
     moves_ += goal != now_[p];

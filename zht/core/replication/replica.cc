@@ -915,10 +915,8 @@ void Replica::tick_primary() {
     if (silent) host_.channel(one).suspect();
     if (follower.full || silent) return want(Kind::remove, one);
   }
-  // Without room here, let one lead that has some.
-  if (full_)
-    for (Member one : view_.sync)
-      if (!is_me(one) && is_ready(one)) return want(Kind::transfer, one);
+  if (full_) want_room();
+  if (wish_.kind != Kind::none) return;
   if (view_.sync.size() < timing.sync_copies)
     for (Member one : view_.learners)
       if (is_ready(one)) return want(Kind::promote_learner, one, timing.sync_copies);
@@ -926,6 +924,34 @@ void Replica::tick_primary() {
     if (const auto found = choose_learner()) return want(Kind::add_learner, *found);
   // Only what is safe is moved.
   if (goal_ && view_.sync.size() >= timing.sync_copies) want_goal();
+}
+
+bool Replica::has_room(Member peer) const {
+  const auto all = host_.candidates();
+  return std::any_of(all.begin(), all.end(), [&](const Candidate& one) { return one.member.instance == peer.instance; });
+}
+
+bool Replica::another_has_room() const {
+  const auto other = [&](Member one) { return !is_me(one) && has_room(one); };
+  return full_ && role() == Role::primary &&
+         (std::any_of(view_.sync.begin(), view_.sync.end(), other) || std::any_of(view_.learners.begin(), view_.learners.end(), other) ||
+          choose_learner());
+}
+
+// Without room here, one is to lead that has some: who is synchronous, else a learner, which is made so first, else another that is
+// taken in for it. Two without room would hand the lead to each other, and nothing would be written as long as that lasts. Only where
+// nobody has any, as far as was told, a synchronous one is tried: told so is who has little.
+void Replica::want_room() {
+  for (Member one : view_.sync)
+    if (!is_me(one) && has_room(one) && is_ready(one)) return want(Kind::transfer, one);
+  for (Member one : view_.learners)
+    if (has_room(one) && is_ready(one)) return want(Kind::promote_learner, one, host_.timing().sync_copies);
+  for (Member one : view_.learners)
+    if (has_room(one)) return;  // it is being brought up to date
+  if (view_.sync.size() + view_.learners.size() <= host_.timing().copies)
+    if (const auto found = choose_learner()) return want(Kind::add_learner, *found);
+  for (Member one : view_.sync)
+    if (!is_me(one) && is_ready(one)) return want(Kind::transfer, one);
 }
 
 // A copy that takes long looks as one too many to who plans: it is not turned back for evenness' sake.

@@ -158,6 +158,8 @@ class Replica {
   // Applies and logs a change, and sends it with the round. `keys`: hashes of the keys it changes. no_space, io: nothing
   // changed. Only while serves().
   Result<Version> append(std::string payload, std::span<const std::uint64_t> keys);
+  // append() has just found no room, and another is known to have some: it will lead soon. What was refused for that may be asked again.
+  bool another_has_room() const;
   // The last uncommitted entry that changed a key with this hash; 0: none. What is read of the key must wait for it.
   Version need_of(std::uint64_t key) const;
   // Whether sync members have been missing for longer than `patience`, so that nothing more can be committed for now; and that in
@@ -286,6 +288,8 @@ class Replica {
   void recover_together();
   void want(Change::Kind kind, Member target, std::size_t copies = 0);
   bool is_ready(Member peer) const;  // attached, heard of late, and a round from the end at most
+  bool has_room(Member peer) const;  // as far as was told
+  void want_room();
   void want_goal();
   std::optional<Member> choose_learner() const;
   void continue_wish();
