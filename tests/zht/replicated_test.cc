@@ -37,6 +37,21 @@ TEST_F(TrioTest, ADeadMemberIsDroppedThoughViewsFollowEachOther) {
   EXPECT_TRUE(replication::in_sync(view, {InstanceId{2}, 1}));
 }
 
+// Found with real nodes: one that was 200 to 400 ms away from all others led alone, and took in and dropped learners for as long as one looked.
+TEST_F(TrioTest, WhoLeadsFarAwayFindsAnotherSynchronousCopy) {
+  far[0] = 300ms;
+  run(3s);
+  kill(1);
+  run(6s);
+  EXPECT_EQ(view.primary.instance, InstanceId{0});
+  EXPECT_TRUE(replication::in_sync(view, {InstanceId{2}, 1})) << replication::to_string(view);
+  const auto epoch = view.epoch;
+  const auto asked = ask(0, Operation::insert("k", "v"), 1);
+  run(3s);
+  EXPECT_TRUE(answered(0, asked));
+  EXPECT_EQ(view.epoch, epoch) << "and keeps it";
+}
+
 TEST_F(TrioTest, WhoWasStoppedItselfDropsNobody) {
   const replication::View before = view;
   paused = {0};

@@ -50,6 +50,8 @@ struct Trio {
   std::uint64_t next = 1;
   std::uint64_t me = ((base::to_millis(base::FakeClock().wall()) / 4000) << 34) | 7;
   std::vector<replication::PeerMessage> under_way;
+  std::map<std::size_t, base::Duration> far;  // how much longer it takes to say something to one, and to hear it
+  std::deque<std::pair<base::Time, replication::PeerMessage>> on_the_way;
   bool granting = true;
 
   void begin() {
@@ -128,7 +130,16 @@ struct Trio {
   void run(base::Duration time) {
     for (base::Duration passed{}; passed < time; passed += 10ms) {
       clock.advance(10ms);
-      const std::vector<replication::PeerMessage> now = std::exchange(under_way, {});
+      std::vector<replication::PeerMessage> now;
+      for (replication::PeerMessage& message : std::exchange(under_way, {})) {
+        const auto more = [&](InstanceId one) { return far.contains(static_cast<std::uint32_t>(one)) ? far.at(static_cast<std::uint32_t>(one)) : base::Duration{}; };
+        on_the_way.emplace_back(clock.now() + more(message.from.instance) + more(message.to), std::move(message));
+      }
+      std::erase_if(on_the_way, [&](auto& one) {
+        if (one.first > clock.now()) return false;
+        now.push_back(std::move(one.second));
+        return true;
+      });
       for (std::size_t i = 0; i < all.size(); i++) {
         round(i, [&](Instance& core, std::string&) {
           if (!cut.contains(i) && !deaf.contains(i)) core.adopt(PartitionId{0}, view);

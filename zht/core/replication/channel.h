@@ -24,6 +24,13 @@ class Channel {
     return found != left_.end() && found->second >= epoch;
   }
   std::uint64_t seen() const { return seen_; }
+  // How long answers take: the longest of late, forgotten by and by. More than a second is not a way's length but silence.
+  base::Duration round_trip() const { return round_trip_; }
+  void measure(base::Time stamp, base::Time now) {
+    if (stamp <= answered_) return;
+    const base::Duration took = std::clamp<base::Duration>(now - stamp, base::Duration{}, std::chrono::seconds(1));
+    round_trip_ = took >= round_trip_ ? took : round_trip_ - (round_trip_ - took) / 16;
+  }
   void on_answer(base::Time stamp, std::uint64_t generation, const std::vector<Departure>& departures) {
     for (const Departure& one : departures) {
       Epoch& epoch = left_[static_cast<std::uint32_t>(one.partition)];
@@ -70,6 +77,7 @@ class Channel {
   base::Time first_heard_{}, heard_{};
   bool suspected_ = false;
   base::Time answered_{};
+  base::Duration round_trip_{};
   std::uint64_t seen_ = 0;
   std::unordered_map<std::uint32_t, Epoch> left_;  // by partition
   base::Time to_answer_{};

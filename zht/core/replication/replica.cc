@@ -405,7 +405,8 @@ base::Time Replica::heard(Member peer, const Follower& follower) const {
 base::Duration Replica::patience(Member peer, base::Duration least) const {
   const base::Time first = host_.channel(peer).first_heard();
   const bool starting = view_.epoch == Epoch{1} && (first == base::Time{} || host_.now() - first < least);
-  return std::max(host_.patience(least), starting ? host_.timing().founding : base::Duration{});
+  // To attach takes two exchanges, of however long a way.
+  return std::max(host_.patience(least) + 2 * host_.channel(peer).round_trip(), starting ? host_.timing().founding : base::Duration{});
 }
 
 void Replica::on_ack(Member from, const Ack& ack) {
@@ -497,7 +498,8 @@ void Replica::send_to(Member peer, Follower& follower) {
     begin_snapshot(peer, follower);
   }
   if (follower.snapshot) return send_piece(peer, follower);
-  const bool quiet = now - follower.sent >= timing.retry;
+  // What is on a long way is not said again before it can have been answered.
+  const bool quiet = now - follower.sent >= timing.retry + host_.channel(peer).round_trip();
   const bool unanswered = quiet && (follower.match < end_.sequence || !follower.attached);
   if (unanswered) follower.next = std::min(follower.next, (follower.match == 0 ? end_.sequence : follower.match) + 1);
   const bool news = follower.next <= end_.sequence && follower.next - follower.match <= timing.window + 1;
@@ -529,7 +531,7 @@ void Replica::begin_snapshot(Member, Follower& follower) {
 
 void Replica::send_piece(Member peer, Follower& follower) {
   const base::Time now = host_.now();
-  if (!follower.piece_due && now - follower.sent < host_.timing().retry) return;
+  if (!follower.piece_due && now - follower.sent < host_.timing().retry + host_.channel(peer).round_trip()) return;
   if (!host_.may_send_piece()) {
     piece_waits_ = true;
     return;

@@ -94,7 +94,10 @@ void Replicator::on_message(const PeerMessage& message) {
   Channel& channel = channels_[message.from];
   if (channel.hear(now_)) note_mistake();
   if (message.beacon != base::Time{}) channel.on_beacon(message.beacon, message.seen);
-  if (message.answered != base::Time{} && message.answering == self_) channel.on_answer(message.answered, message.generation, message.departures);
+  if (message.answered != base::Time{} && message.answering == self_) {
+    channel.measure(message.answered, now_);
+    channel.on_answer(message.answered, message.generation, message.departures);
+  }
   for (const ViewNews& one : message.views) {
     if (find(one.partition) != nullptr) news_.push_back(one);
     adopt(one.partition, one.view);
