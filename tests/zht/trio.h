@@ -132,8 +132,8 @@ struct Trio {
       clock.advance(10ms);
       std::vector<replication::PeerMessage> now;
       for (replication::PeerMessage& message : std::exchange(under_way, {})) {
-        const auto more = [&](InstanceId one) { return far.contains(static_cast<std::uint32_t>(one)) ? far.at(static_cast<std::uint32_t>(one)) : base::Duration{}; };
-        on_the_way.emplace_back(clock.now() + more(message.from.instance) + more(message.to), std::move(message));
+        const base::Duration way = far[static_cast<std::uint32_t>(message.from.instance)] + far[static_cast<std::uint32_t>(message.to)];
+        on_the_way.emplace_back(clock.now() + way, std::move(message));
       }
       std::erase_if(on_the_way, [&](auto& one) {
         if (one.first > clock.now()) return false;

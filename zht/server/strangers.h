@@ -1,3 +1,5 @@
+// Who speaks and is none of the cluster's, as far as is known here. One that has just joined is that for a moment, until its enrolment
+// has come here too; the log is told of those who stay so, once of each.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +9,7 @@
 
 namespace zht::server {
 
-// Who speaks and is none of the cluster's, as far as is known here. One that has just joined is that for a moment, until its enrolment
-// has come here too; the log is told of those who stay so, once of each. Not thread-safe.
+// Not thread-safe.
 class Strangers {
  public:
   // `one` has spoken: whether it is to be told of.
