@@ -20,6 +20,11 @@ class LocalCluster(unittest.TestCase):
     def nodes(self, box, expect=0):
         return json.loads(box.run("zht", "cluster", "status", "--json", expect=expect)[0])["nodes"]
 
+    @staticmethod
+    def last(node, what):
+        with open(os.path.join(node["data"], "node.log"), encoding="utf-8") as log:
+            return [line.split()[0] for line in log if line.rstrip().endswith("zht.manager " + what)][-1]
+
     def test_up_use_kill_up_grow_down(self):
         with Sandbox() as box:
             box.run("zht", "cluster", "status", expect=3)
@@ -54,6 +59,8 @@ class LocalCluster(unittest.TestCase):
             box.run("zht", "cluster", "down")
             self.assertFalse([p for p in pids if alive(p)])
             self.assertTrue(alive(own))
+            # None handed its partitions to another that was to end next: all were asked before the last but one had ended.
+            self.assertLess(self.last(before[0], "asked to stop"), self.last(before[1], "stopped"))
             self.up(box, 4)  # the data is there again
             for n in range(30):
                 self.assertEqual(box.out("zht", "lookup", f"k{n}", env={"ZHT_CLUSTER": grown}), f"v{n}")

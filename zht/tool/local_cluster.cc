@@ -119,19 +119,33 @@ std::uint16_t port_of(const Member& node) { return client::parse_address(node.ad
 
 bool runs(const Member& node) { return support::held_by(node.folder + "/node.lock").has_value(); }
 
-Result<void> end(const Member& node, Millis limit) {
+// Asks it to end. The process that has its folder, 0 where that is not known; nothing: none runs.
+Result<std::optional<int>> ask_to_end(const Member& node) {
   const auto holder = support::held_by(node.folder + "/node.lock");
-  if (!holder) return {};
+  if (!holder) return std::optional<int>();
   TRY_LET(manager, client::manager_of(node.folder));
   if (!client::ask_to_stop(manager, 2s) && *holder > 0) ::kill(*holder, SIGTERM);  // starting, or too busy to listen
-  const auto gone = [&] { return !runs(node) && (*holder == 0 || !support::process_exists(*holder)); };
+  return std::optional<int>(*holder);
+}
+
+Result<void> await_end(const Member& node, int process, Millis limit) {
+  const auto gone = [&] { return !runs(node) && (process == 0 || !support::process_exists(process)); };
   if (support::wait_until(limit, gone)) return {};
-  if (*holder > 0) {
-    std::cerr << "zht: node " << node.number << " (pid " << *holder << ") does not end by itself; killed\n";
-    ::kill(*holder, SIGKILL);
+  if (process > 0) {
+    std::cerr << "zht: node " << node.number << " (pid " << process << ") does not end by itself; killed\n";
+    ::kill(process, SIGKILL);
     if (support::wait_until(5s, gone)) return {};
   }
   return fail(Code::timeout, "node ", node.number, " in ", node.folder, " has not ended; see node.log there");
+}
+
+// Whether something ends with it that may have to write to other nodes first: a mount, an agent.
+bool has_services(const Member& node) {
+  if (!runs(node)) return false;
+  const auto manager = client::manager_of(node.folder);
+  if (!manager) return true;
+  const auto told = client::fetch_status(*manager, 2s);
+  return !told || told->services_size() > 0;
 }
 
 // Whether every node's table names an instance of every node.
@@ -177,7 +191,8 @@ Result<void> up(const support::Program& program, const UpFlags& flags) {
   const Millis limit = patience(program, client::kStartTime);
   std::vector<Member> started;
   const auto give_up = [&](const Member& node, Error error) {
-    for (const Member& one : started) (void)end(one, 10s).has_value();
+    for (const Member& one : started)
+      if (const auto asked = ask_to_end(one); asked && *asked) (void)await_end(one, **asked, 10s).has_value();
     return base::add_context("node " + std::to_string(node.number) + " at " + node.address + " (data in " + node.folder + ")", std::move(error));
   };
   // A new cluster is founded by all its nodes, so that three of them are keepers and any one of them may die; later ones join.
@@ -264,13 +279,25 @@ Result<void> down(const support::Program& program, const DownFlags& flags) {
   if (!plan) return fail(Code::not_found, "there is no cluster in ", folder, "; zht cluster up makes one");
   std::size_t ended = 0;
   std::optional<Error> failed;
-  // The youngest first: the oldest know best how things stand, and start first again.
+  // All at once, so that none hands its partitions to another that ends next; but one after the other where something beside a node may
+  // have to write to the others. The youngest first: the oldest know best how things stand, and start first again.
+  const bool together = std::none_of(plan->nodes.begin(), plan->nodes.end(), has_services);
+  std::vector<std::pair<const Member*, int>> ending;
+  const auto await_all = [&] {
+    for (const auto& [node, process] : ending) {
+      auto done = await_end(*node, process, patience(program, 20s));
+      if (!done && !failed) failed = std::move(done).error();
+      else if (done) ended++;
+    }
+    ending.clear();
+  };
   for (auto node = plan->nodes.rbegin(); node != plan->nodes.rend(); ++node) {
-    const bool ran = runs(*node);
-    auto done = end(*node, patience(program, 20s));
-    if (!done && !failed) failed = std::move(done).error();
-    else if (ran) ended++;
+    auto asked = ask_to_end(*node);
+    if (!asked && !failed) failed = std::move(asked).error();
+    else if (asked && *asked) ending.emplace_back(&*node, **asked);
+    if (!together) await_all();
   }
+  await_all();
   if (failed) return *failed;
   if (flags.remove)
     for (const auto& entry : [&] {
