@@ -23,7 +23,8 @@ PeerMessage everything() {
   message.answering = member(7, 8);
   message.generation = 9;
   message.departures = {{10, PartitionId{11}, Epoch{12}}};
-  message.appends.push_back({PartitionId{1}, Epoch{2}, {Epoch{1}, 3}, 5, {Epoch{2}, 4}, 3, {entry(2, 4, "abc"), entry(2, 5, "")}});
+  message.appends.push_back({PartitionId{1}, Epoch{2}, {Epoch{1}, 3}, 5, {Epoch{2}, 4}, 3, base::from_millis(7),
+                             {entry(2, 4, "abc"), entry(2, 5, "")}});
   message.acks.push_back({PartitionId{1}, Epoch{2}, Ack::Verdict::elsewhere, 3, 4, 5, {Epoch{6}, 7}, 8});
   message.pieces.push_back({PartitionId{1}, Epoch{2}, 3, 4, true, {Epoch{5}, 6}, "piece"});
   message.piece_acks.push_back({PartitionId{1}, Epoch{2}, 3, 4});
@@ -54,13 +55,13 @@ TEST(PeerFrame, GoldenBeaconAndAppend) {
   message.to = InstanceId{3};
   message.beacon = at(4);
   message.seen = 5;
-  message.appends.push_back({PartitionId{6}, Epoch{7}, {Epoch{8}, 9}, 10, {Epoch{11}, 12}, 13, {entry(14, 15, "hi")}});
+  message.appends.push_back({PartitionId{6}, Epoch{7}, {Epoch{8}, 9}, 10, {Epoch{11}, 12}, 13, base::from_millis(16), {entry(14, 15, "hi")}});
   EXPECT_EQ(base::to_hex(encoded(message)),
-            "5a485431" "01" "06" "00" "00" "00000000" "78000000" "0000000000000000"
-            "2211000000000000" "0000000000000000" "0000000000000000" "0000000000000000" "00000000" "00000000" "78000000" "00000000"
+            "5a485431" "01" "06" "00" "00" "00000000" "80000000" "0000000000000000"
+            "2211000000000000" "0000000000000000" "0000000000000000" "0000000000000000" "00000000" "00000000" "80000000" "00000000"
             "01000000" "0200000000000000" "03000000" "01" "0400000000000000" "0500000000000000"
             "01" "06000000" "0700000000000000" "0800000000000000" "0900000000000000" "0a00000000000000"
-            "0b00000000000000" "0c00000000000000" "0d00000000000000" "01000000"
+            "0b00000000000000" "0c00000000000000" "0d00000000000000" "1000000000000000" "01000000"
             "0e00000000000000" "0f00000000000000" "02000000" "6869");
 }
 
@@ -80,7 +81,7 @@ TEST(PeerFrame, LongPayloadsAreGatheredAndNotCopied) {
   message.from = member(1, 2);
   message.to = InstanceId{3};
   const EntryPtr one = entry(1, 1, std::string(100'000, 'x'));
-  message.appends.push_back({PartitionId{1}, Epoch{1}, {}, 2, {}, 0, {one, entry(1, 2, "short")}});
+  message.appends.push_back({PartitionId{1}, Epoch{1}, {}, 2, {}, 0, {}, {one, entry(1, 2, "short")}});
   wire::Gathered out;
   encode_peer(out, message, 1);
   EXPECT_LT(out.bytes.size(), 300u);
@@ -103,7 +104,7 @@ TEST(PeerFrame, WhatIsMuchTravelsInSeveralFrames) {
   message.to = InstanceId{3};
   message.beacon = at(4);
   for (std::uint32_t p = 0; p < 40; p++)
-    message.appends.push_back({PartitionId{p}, Epoch{1}, {}, 1, {}, 0, {entry(1, 1, std::string(1 << 20, 'x'))}});
+    message.appends.push_back({PartitionId{p}, Epoch{1}, {}, 1, {}, 0, {}, {entry(1, 1, std::string(1 << 20, 'x'))}});
   const std::string bytes = encoded(message);
   std::size_t frames = 0, appends = 0, beacons = 0;
   for (Bytes rest = bytes; !rest.empty();) {

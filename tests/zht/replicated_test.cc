@@ -7,6 +7,11 @@ namespace {
 
 struct TrioTest : testing::Test, Trio {
   void SetUp() override { begin(); }
+  Outcome look(std::size_t i) {
+    const auto number = ask(i, Operation::lookup("k"));
+    run(100ms);
+    return answer(i, number);
+  }
 };
 
 TEST_F(TrioTest, AChangeIsAnsweredWhenEverySyncMemberHasIt) {
@@ -445,6 +450,29 @@ TEST_F(TrioTest, TimesToLiveEndThroughTheLog) {
   run(100ms);
   EXPECT_EQ(answer(0, gone).code, Code::not_found);
   EXPECT_FALSE(all[1].core->replicated_store().tables().lookup(novoht::TableId{0}, "k"));
+}
+
+// A lock that is held for some seconds is held for about as long, whatever clocks do and whoever leads.
+TEST_F(TrioTest, TimesToLiveDoNotJumpWithAClockOrAPrimary) {
+  for (const base::Duration wrong : {5h, -5h}) {
+    all = std::deque<One>(3);
+    me++;
+    all[1].clock = all[2].clock = wrong;
+    begin();
+    const auto put = ask(0, Operation::insert("k", "v", 4s), 1);
+    run(50ms);
+    ASSERT_TRUE(answer(0, put).ok());
+    all[0].clock = -wrong / 2;
+    run(1s);
+    EXPECT_TRUE(look(0).ok());
+    kill(0);
+    run(1s);
+    const auto leads = static_cast<std::size_t>(view.primary.instance);
+    ASSERT_NE(leads, 0u);
+    EXPECT_TRUE(look(leads).ok());
+    run(3s);
+    EXPECT_EQ(look(leads).code, Code::not_found);
+  }
 }
 
 TEST_F(TrioTest, AnyMemberMayAnswerWhatMayBeOld) {

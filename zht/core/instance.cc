@@ -140,7 +140,7 @@ void Instance::begin_round(base::Time now, base::WallTime wall) {
   round_++;
   needed_ = round_needed_ = 0;
   if (!options_.clustered) return;
-  replicator_->begin(now);
+  replicator_->begin(now, wall);
   if (!taken_up_) take_up();
 }
 
@@ -344,11 +344,13 @@ void Instance::on_replicated(ConnectionId from, const Frame& frame, const Operat
   if (waiting_.size() >= kMostWaiting || waiting_bytes_ >= kMostWaitingBytes)
     return answer_error(frame, fail(Code::unavailable, "too many requests wait for other copies"), out);
   remove_expired(partition, replica);
+  transaction_->set_now(replica->time());
   replica_ = replica;
   hold_ = {0, replica->end().sequence, true, {}};
   at_once_ = false;
   const std::size_t start = out.size();
   execute(from, frame, operation, out);
+  transaction_->set_now(wall_);
   replica_ = nullptr;
   if (out.size() == start || at_once_) return;
   if (hold_.need > replica->commit() && replica->is_short()) {  // it rests on what may be committed later, or never
@@ -633,7 +635,7 @@ Outcome Instance::refusal(Code code, std::string message, const Seen& seen) {
 
 base::WallTime Instance::expiry_of(const OperationView& operation) const {
   if (operation.ttl_ms == 0) return base::kNever;
-  return base::from_millis(now_ms_ + std::min<std::uint64_t>(operation.ttl_ms, kMaxTtl.count()));
+  return base::from_millis(base::to_millis(transaction_->now()) + std::min<std::uint64_t>(operation.ttl_ms, kMaxTtl.count()));
 }
 
 Outcome Instance::evaluate(const OperationView& operation) {
@@ -1002,7 +1004,7 @@ void Instance::reap_expired() {
 
 void Instance::remove_expired(PartitionId partition, replication::Replica* replica) {
   if (!store_->has_expiries(table_of(partition))) return;
-  if (options_.clustered) store_->set_now(wall_);
+  if (options_.clustered) store_->set_now(replica != nullptr ? replica->time() : wall_);
   const auto keys = store_->expired(table_of(partition), 256);
   if (options_.clustered) store_->set_now({});
   if (keys.empty()) return;

@@ -106,6 +106,7 @@ class Encoder {
     writer_.u64(one.end);
     put(writer_, one.takeover);
     writer_.u64(one.commit);
+    writer_.u64(base::to_millis(one.time));
     writer_.u32(static_cast<std::uint32_t>(one.entries.size()));
     for (const EntryPtr& entry : one.entries) {
       put(writer_, entry->at);
@@ -152,6 +153,7 @@ Append decode_append(Reader& in, PartitionId partition, Epoch epoch) {
   one.end = in.u64();
   one.takeover = get_position(in);
   one.commit = in.u64();
+  one.time = base::from_millis(in.u64());
   for (std::uint32_t left = in.u32(); left > 0 && in.ok(); left--) {
     const Position at = get_position(in);
     const Bytes payload = in.str();

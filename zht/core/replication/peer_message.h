@@ -37,6 +37,7 @@ struct Append {
   // The epoch in which the primary became it, and where its log ended then: no entry of an older epoch lies beyond.
   Position takeover;
   Version commit = 0;
+  base::WallTime time{};  // of the partition, see PartitionClock
   std::vector<EntryPtr> entries;  // may be none: a probe, or news of the commit point
 };
 

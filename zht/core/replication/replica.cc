@@ -273,6 +273,11 @@ bool Replica::serves(Epoch epoch) const {
          (wish_.kind != Kind::transfer || broken(Defect::serve_in_transfer));
 }
 
+base::WallTime Replica::time() {
+  if (is_alone()) clock_.set(host_.now(), host_.wall());
+  return clock_.read(host_.now(), host_.wall());
+}
+
 bool Replica::hands_over(Epoch epoch) const {
   return role() == Role::primary && epoch == view_.epoch && wish_.kind == Kind::transfer && !broken(Defect::serve_in_transfer);
 }
@@ -508,7 +513,7 @@ void Replica::send_to(Member peer, Follower& follower) {
   const Version first = first_in_memory();
   const auto previous = position_of(follower.next - 1);
   if (!previous || follower.next < first) return;
-  Append append{partition_, view_.epoch, *previous, end_.sequence, takeover_, commit_, {}};
+  Append append{partition_, view_.epoch, *previous, end_.sequence, takeover_, commit_, time(), {}};
   std::size_t bytes = 0;
   for (; follower.next <= end_.sequence && bytes < timing.message_bytes; follower.next++) {
     append.entries.push_back(tail_[follower.next - first]);
@@ -588,6 +593,7 @@ void Replica::on_append(Member from, const Append& append) {
     if (append.epoch > view_.epoch) return ask_view(from);
     if (!follows(from, append.epoch)) return;
   }
+  clock_.set(host_.now(), append.time);
   if (cannot_write_) return answer({.verdict = Verdict::full});
   if (import_) return answer({.verdict = Verdict::stuck, .hint = end_});
   const Version before = append.previous.sequence;

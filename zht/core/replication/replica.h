@@ -18,6 +18,7 @@
 
 #include "novoht/base/random.h"
 #include "zht/core/replication/channel.h"
+#include "zht/core/replication/partition_clock.h"
 #include "zht/core/replication/replica_store.h"
 
 namespace zht::replication {
@@ -105,6 +106,7 @@ class ReplicaHost {
   virtual const Timing& timing() const = 0;
   virtual Defects defects() const = 0;
   virtual base::Time now() const = 0;
+  virtual base::WallTime wall() const = 0;
   virtual ReplicaStore& store() = 0;
   virtual Channel& channel(Member peer) = 0;
   // How long another may be silent before it is taken for dead, where `least` is enough in good times.
@@ -155,6 +157,8 @@ class Replica {
   bool serves(Epoch epoch) const;
   // A request of this epoch is not executed: who leads next is being decided. Hold it (Held::never), and the answer tells who.
   bool hands_over(Epoch epoch) const;
+  // Of the partition, as its primary. With nobody else in the view it is the wall clock's.
+  base::WallTime time();
   // Applies and logs a change, and sends it with the round. `keys`: hashes of the keys it changes. no_space, io: nothing
   // changed. Only while serves().
   Result<Version> append(std::string payload, std::span<const std::uint64_t> keys);
@@ -315,6 +319,7 @@ class Replica {
   std::deque<std::pair<Version, std::uint64_t>> touched_order_;
   std::deque<Held> held_;
   Position takeover_;     // see Append; committed up to there before anything is read
+  PartitionClock clock_;
   Change wish_;           // undecided; only a newer epoch settles it once it was proposed
   bool wish_sent_ = false, full_ = false;
   base::Time wished_at_{};

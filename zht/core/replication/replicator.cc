@@ -168,13 +168,13 @@ std::uint64_t Replicator::mark() {
 }
 
 void Replicator::durable(std::uint64_t mark, base::Time now) {
-  begin(now);
+  now_ = std::max(now_, now);
   if (failed_) return;
   for (PartitionId partition : active_) get(partition).on_durable(mark);
 }
 
 void Replicator::finish(base::Time now) {
-  begin(now);
+  now_ = std::max(now_, now);
   if (failed_) return;
   std::vector<PartitionId> busy;
   for (PartitionId partition : active_) {

@@ -67,7 +67,11 @@ class Replicator final : public ReplicaHost {
   Result<void> take_over(PartitionId partition, const View& view, Epoch epoch, Position end);
   Figures figures() const;
 
-  void begin(base::Time now) { now_ = std::max(now_, now); }
+  // `wall` is only for what keys' times to live are counted in.
+  void begin(base::Time now, base::WallTime wall = {}) {
+    now_ = std::max(now_, now);
+    wall_ = wall;
+  }
   void on_message(const PeerMessage& message);
   void tick();
   // Everything applied until now belongs to this mark. New entries are put into the messages.
@@ -96,6 +100,7 @@ class Replicator final : public ReplicaHost {
   const Timing& timing() const override { return timing_; }
   Defects defects() const override { return defects_; }
   base::Time now() const override { return now_; }
+  base::WallTime wall() const override { return wall_; }
   ReplicaStore& store() override { return store_; }
   Channel& channel(Member peer) override { return channels_[peer]; }
   base::Duration patience(base::Duration least) const override { return least * (1 << mistakes()); }
@@ -143,6 +148,7 @@ class Replicator final : public ReplicaHost {
   std::vector<Candidate> candidates_;
   std::map<InstanceId, Site> sites_;
   base::Time now_{}, last_beacon_{}, next_beacon_{}, next_farewell_{}, ticked_{};
+  base::WallTime wall_{};
   // Who was taken for dead and was not: each time all are given twice as long, up to four times. On a machine that has too much to
   // do views would change all the time else, and help nobody. That passes, a step in ten seconds.
   int mistakes_ = 0;
