@@ -4,7 +4,9 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
+import subprocess
 import unittest
 
 import harness
@@ -88,6 +90,41 @@ class LocalCluster(unittest.TestCase):
             for n in range(10):
                 self.assertEqual(box.out("zht", "lookup", f"k{n}", env=away), f"v{n}")
             box.run("zht", "cluster", "down", "--remove")
+
+    def test_who_interrupts_is_told_what_goes_on(self):
+        with Sandbox() as box:
+            for _ in range(10):  # it may be done before it is interrupted
+                up = box.start("zht", "cluster", "up", "5", "--partitions", "64", text=True)
+                first = up.stderr.readline()
+                up.send_signal(signal.SIGINT)
+                _, err = up.communicate(timeout=harness.DEADLINE)
+                states = [n["state"] for n in self.nodes(box, expect=None)]
+                if up.returncode == -signal.SIGINT:
+                    break
+                box.run("zht", "cluster", "down", "--remove")
+            self.assertIn("node 1 serves", first)
+            self.assertIn("zht: interrupted; nodes that were started go on: zht cluster up starts the rest", err)
+            self.assertNotEqual(states[0], "not running")
+            self.up(box, 5)
+            self.assertEqual([n["state"] for n in self.nodes(box)], ["serves"] * 5)
+            box.run("zht", "cluster", "down", "--remove")
+
+    def test_a_full_disk_is_named(self):
+        with Sandbox() as box:
+            folder = box.path("full")
+            os.mkdir(folder, 0o700)
+            mount = ["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "none", folder]
+            if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+                self.skipTest("no file system of its own can be mounted here")
+            try:
+                with open(os.path.join(folder, "filler"), "wb", buffering=0) as file, self.assertRaises(OSError):
+                    while True:
+                        file.write(bytes(4096))
+                _, err = box.run("zht", "serve", "--background", "--data", os.path.join(folder, "node"), expect=None)
+                self.assertNotEqual(box.status, 0)
+                self.assertRegex(err, "(?i)no space left on .*device")
+            finally:
+                subprocess.run(["umount", folder], check=True)
 
     def test_what_is_wrong_is_said(self):
         with Sandbox() as box, socket.socket() as taken:

@@ -29,7 +29,11 @@ std::string last_words(const std::string& log, std::uintmax_t from) {
   std::string last;
   for (std::string line; std::getline(file, line);)
     if (!line.empty()) last = line;
-  return last.empty() ? "it left no message in " + log : last;
+  if (!last.empty()) return last;
+  std::error_code unknown;  // what it had to say may have found no room
+  const auto space = std::filesystem::space(std::filesystem::path(log).parent_path(), unknown);
+  if (!unknown && space.available < 4096) return "no space left on the device of " + log;
+  return "it left no message in " + log;
 }
 
 Result<LocalNode> answering(const std::string& data_folder, const Address& manager, Millis patience) {

@@ -148,6 +148,18 @@ bool has_services(const Member& node) {
   return !told || told->services_size() > 0;
 }
 
+// Nodes that were started go on without this process, half a cluster perhaps, and who presses Ctrl-C is told so.
+void tell_when_interrupted() {
+  struct sigaction action {};
+  action.sa_handler = [](int number) {
+    constexpr char text[] = "\nzht: interrupted; nodes that were started go on: zht cluster up starts the rest, zht cluster down ends them\n";
+    [[maybe_unused]] const auto written = ::write(STDERR_FILENO, text, sizeof text - 1);
+    ::signal(number, SIG_DFL);
+    ::raise(number);
+  };
+  ::sigaction(SIGINT, &action, nullptr);
+}
+
 // Whether every node's table names an instance of every node.
 bool complete(const std::vector<Member>& nodes) {
   for (const Member& node : nodes) {
@@ -185,6 +197,7 @@ Result<void> up(const support::Program& program, const UpFlags& flags) {
     plan.nodes.push_back({number, folder + "/" + std::to_string(number), "127.0.0.1:" + std::to_string(port)});
     next = static_cast<std::uint16_t>(port + plan.instances + 1);
   }
+  tell_when_interrupted();
   // What these say is for one node, not for each of ours.
   for (const char* name : {"ZHT_LISTEN", "ZHT_RESP", "ZHT_HTTP", "ZHT_JOIN", "ZHT_NODES", "ZHT_ADVERTISE", "ZHT_DATA", "ZHT_CLUSTER"})
     ::unsetenv(name);
