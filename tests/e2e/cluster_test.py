@@ -278,17 +278,19 @@ class ClusterTest(ClusterCase):
             return now - seen.setdefault(version, now) > 1.5
         wait_for(same, "a table that stays as it is", SLOW)
 
-    def rolling_restart(self, count):
-        """Nodes are ended by SIGTERM and started again, one after the other, while one client appends and another reads: every
-        one of them, but of five only two in the short form."""
+    def rolling_restart(self, count, end=Node.stop):
+        """Nodes are ended and started again, one after the other, while one client appends and another reads: every one of them,
+        but of five only two in the short form."""
         self.cluster = cluster = Cluster(self.box, count)
-        stopping, appends, lookups = [], [], []
+        stopping, appends, lookups, longest = [], [], [], {"append": 0.0, "lookup": 0.0}
 
         def work(answers, operation):
             pipe, n = Pipe(self.box), 0
             while not stopping:
                 n += 1
+                start = time.monotonic()
                 answers.append(pipe.ask(key=f"k{n % 50}", timeout_ms=SLOW * 1000, **operation)["status"])
+                longest[operation["op"]] = max(longest[operation["op"]], time.monotonic() - start)
             pipe.close()
 
         workers = [harness.threading.Thread(target=work, args=(appends, {"op": "append", "value": "x"})),
@@ -298,7 +300,7 @@ class ClusterTest(ClusterCase):
         try:
             for _ in range(rounds(1, 20)):
                 for node in cluster.nodes[:rounds(2 if count == 5 else count, count)]:
-                    node.stop()
+                    end(node)
                     with open(node.log.name, encoding="utf-8") as log:  # it went without waiting for a time to be over
                         self.assertNotIn("could be handed over", log.read())
                     marks = len(appends), len(lookups)
@@ -315,13 +317,17 @@ class ClusterTest(ClusterCase):
         self.assertLessEqual(set(lookups), {"ok", "notfound"})
         total = sum(len(self.box.out("zht", "lookup", f"k{k}", "--raw")) for k in range(50))
         self.assertEqual(total, len(appends), "each append once")
-        print(f"{rounds(1, 20)} rolling restarts of {count} nodes: {len(appends)} appends, {len(lookups)} lookups, no error", flush=True)
+        took = ", ".join(f"the longest {name} {1000 * seconds:.0f} ms" for name, seconds in longest.items())
+        print(f"{rounds(1, 20)} rolling restarts of {count} nodes: {len(appends)} appends, {len(lookups)} lookups, no error; {took}", flush=True)
 
     def test_a_rolling_restart_of_three_nodes_shows_no_error(self):
         self.rolling_restart(3)
 
     def test_a_rolling_restart_of_five_nodes_shows_no_error(self):
         self.rolling_restart(5)
+
+    def test_kill_9_of_one_node_after_the_other_shows_no_error(self):
+        self.rolling_restart(5, Node.kill)
 
     def test_it_grows_out_of_one_node_and_shrinks_again(self):
         self.cluster = cluster = Cluster.__new__(Cluster)

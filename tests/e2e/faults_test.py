@@ -102,9 +102,10 @@ class Play:
 
     def serves(self, what):
         """Every partition takes writes; says how long that took."""
-        start = time.monotonic()
+        start, longest = time.monotonic(), 0.0
         self.probed += 1
         for key in range(PROBES):
+            begun = time.monotonic()
             while True:
                 answer = self.probe.ask(op="insert", key=f"probe-{key}", value=f"{self.probed}", timeout_ms=5000)
                 if answer["status"] == "ok":
@@ -112,8 +113,9 @@ class Play:
                 if time.monotonic() - start > BACK:
                     self.tell_views()
                     raise AssertionError(f"{what}: probe-{key} is not served after {BACK} s: {answer}")
+            longest = max(longest, time.monotonic() - begun)
         self.waits.append((what, time.monotonic() - start))
-        print(f"{what}: served again within {self.waits[-1][1]:.2f} s", flush=True)
+        print(f"{what}: served again within {self.waits[-1][1]:.2f} s, the longest write {longest:.2f} s", flush=True)
         failures = [c.failure for c in self.clients if c.failure]
         self.test.assertEqual(failures, [], what)
 
