@@ -95,6 +95,62 @@ TEST_F(TrioTest, AMemberThatIsStoppedAgainAndAgainIsGivenMoreTime) {
   EXPECT_FALSE(replication::contains(view.sync, other));
 }
 
+// Two instances, of which one has a hundredth of the time it would need: it runs for a moment, and finds its mail, now and then.
+struct Starved : testing::Test {
+  Trio trio;
+  void SetUp() override {
+    trio.mail_waits = true;
+    trio.view.epoch = Epoch{1};
+    trio.view.need = 1;
+    trio.view.primary = {InstanceId{0}, 1};
+    trio.view.sync = {trio.view.primary};
+    trio.open(0);
+    trio.run(100ms);
+    trio.open(1);
+  }
+  void run(base::Duration time) {
+    for (base::Duration passed{}; passed < time; passed += 10ms) {
+      trio.paused = {};
+      if (++steps_ % 40 != 0) trio.paused = {1};
+      trio.run(10ms);
+    }
+  }
+  // The longest that a change has waited, of many one after another.
+  base::Duration longest_wait(base::Duration time, base::Duration pause) {
+    base::Duration longest{};
+    for (const base::Time end = trio.clock.now() + time; trio.clock.now() < end; run(pause)) {
+      const base::Time began = trio.clock.now();
+      sequence_++;
+      std::uint64_t number = 0;
+      while (trio.clock.now() < end && (number == 0 || !trio.answered(0, number) || trio.sent_away(0, number))) {
+        if (number == 0 || trio.sent_away(0, number)) number = trio.ask(0, Operation::insert("k", "v"), sequence_);
+        run(10ms);
+      }
+      longest = std::max(longest, trio.clock.now() - began);
+    }
+    return longest;
+  }
+
+ private:
+  std::uint64_t sequence_ = 0, steps_ = 0;
+};
+
+// It was taken in, dropped before it had come to say that it follows, and taken in again, for ever; and changes waited.
+TEST_F(Starved, WhoHardlyRunsIsTakenInAndStays) {
+  EXPECT_LT(longest_wait(20s, 500ms), 2s);
+  ASSERT_EQ(trio.view.sync.size(), 2u);
+  const replication::View before = trio.view;
+  EXPECT_LT(replication::number(before.epoch), 10u);
+  EXPECT_LT(longest_wait(10s, 500ms), 1s);
+  EXPECT_EQ(trio.view, before);
+}
+
+// A lone instance's changes wait for a second one only when that one has shown that it runs.
+TEST_F(Starved, NobodyWaitsForOneThatHasJustComeAndHardlyRuns) {
+  EXPECT_LT(longest_wait(8s, 500ms), 50ms);
+  EXPECT_EQ(trio.view.learners.size(), 1u);
+}
+
 // The first view names all; who is started some time after the others is not thrown out for it.
 TEST(Founding, WhoStartsLaterIsWaitedFor) {
   Trio trio;

@@ -100,7 +100,7 @@ bool needs_no_lease_of_who_may_be_promoted(Defects broken) {
   s.granting = false;
   s.begin();
   EXPECT_TRUE(s.change_at(0, "old", 1, 200ms));
-  s.run(100ms);
+  s.run(300ms);
   s.deaf = {0, 1};
   if (!s.grant(Kind::promote_learner)) return false;
   s.view.need = 2;

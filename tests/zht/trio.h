@@ -43,6 +43,7 @@ struct Trio {
   std::set<std::size_t> paused;  // those whose process does not run
   std::set<std::size_t> full;    // those who have said that they have no room (fill())
   std::uint64_t segment_size = std::uint64_t{64} << 20;
+  bool mail_waits = false;       // what is said to those is there when they go on, and else lost
   std::set<std::pair<std::size_t, std::size_t>> blocked;  // who is not heard by whom
   std::vector<replication::Change> wished;                // what the keepers were asked, granted or not
   replication::Timing timing;
@@ -140,6 +141,8 @@ struct Trio {
         now.push_back(std::move(one.second));
         return true;
       });
+      for (const replication::PeerMessage& message : now)
+        if (mail_waits && paused.contains(static_cast<std::uint32_t>(message.to))) on_the_way.emplace_back(clock.now(), message);
       for (std::size_t i = 0; i < all.size(); i++) {
         round(i, [&](Instance& core, std::string&) {
           if (!cut.contains(i) && !deaf.contains(i)) core.adopt(PartitionId{0}, view);

@@ -61,9 +61,11 @@ class Channel {
   // --- both ---
   base::Time heard() const { return heard_; }
   base::Time first_heard() const { return first_heard_; }
+  base::Time unsteady() const { return unsteady_; }  // when it was last heard after a silence, or for the first time
   // True: it was suspected, and lives.
-  bool hear(base::Time now) {
+  bool hear(base::Time now, base::Duration silence) {
     if (first_heard_ == base::Time{}) first_heard_ = now;
+    if (now - heard_ > silence) unsteady_ = now;
     heard_ = std::max(heard_, now);
     return std::exchange(suspected_, false);
   }
@@ -74,7 +76,7 @@ class Channel {
   void suspect() { suspected_ = true; }  // it is taken for dead, for its silence
 
  private:
-  base::Time first_heard_{}, heard_{};
+  base::Time first_heard_{}, heard_{}, unsteady_{};
   bool suspected_ = false;
   base::Time answered_{};
   base::Duration round_trip_{};

@@ -414,6 +414,37 @@ base::Duration Replica::patience(Member peer, base::Duration least) const {
   return std::max(host_.patience(least) + 2 * host_.channel(peer).round_trip(), starting ? host_.timing().founding : base::Duration{});
 }
 
+// Whether the view is as good without `peer`, or soon will be: another has what it has, or can be taken in.
+bool Replica::has_substitute(Member peer) const {
+  const std::size_t needed = std::min<std::size_t>(view_.need, host_.timing().sync_copies);
+  if (in_sync(view_, peer)) {
+    if (view_.sync.size() > needed) return true;
+    for (Member one : view_.learners)
+      if (one != peer && is_ready(one)) return true;
+  }
+  const auto other = choose_learner();
+  return other && !is_shunned(other->instance);
+}
+
+// Whether the view had better do without `peer`: nothing says that it follows, for longer than that may be. Where nobody can come in
+// its place that is longer, and who speaks and does not follow yet is waited for. A view without it, and two that take it in again,
+// would give it yet more to do: who has too much to do already would never be done, and changes wait meanwhile.
+bool Replica::is_lost(Member peer, const Follower& follower, base::Duration least) const {
+  const base::Time now = host_.now();
+  const Timing& timing = host_.timing();
+  Channel& channel = host_.channel(peer);
+  const base::Duration most = patience(peer, least);
+  if (now - heard(peer, follower) <= most) return false;
+  const bool mistaken = host_.patience(timing.drop) > timing.drop;  // of late, somebody was taken for dead who was not
+  const bool first = !mistaken && in_sync(view_, peer);
+  const base::Duration longer = std::max(most, !first ? timing.founding : follower.attached ? least : 3 * least);
+  const base::Time here = channel.has_left(partition_, view_.epoch) ? follower.since : std::max(follower.since, channel.heard());
+  const bool borne = now - here <= longer && (follower.attached || now - follower.since <= timing.slow);
+  if (borne && !has_substitute(peer)) return false;
+  channel.suspect();
+  return true;
+}
+
 void Replica::on_ack(Member from, const Ack& ack) {
   if (ack.epoch > view_.epoch) return ask_view(from);
   if (ack.verdict == Verdict::behind || ack.epoch < view_.epoch) {
@@ -902,6 +933,15 @@ bool Replica::is_ready(Member peer) const {
          follower.match + 8 >= end_.sequence && host_.now() - heard(peer, follower) < host_.timing().drop;
 }
 
+// Whether `peer` can be made synchronous where nothing waits for that: it was not silent of late, so that changes will not wait for
+// it. Who never is that steady is waited for no longer than for one that is slow.
+bool Replica::is_steady(Member peer) const {
+  const base::Time now = host_.now();
+  const Timing& timing = host_.timing();
+  const bool urgent = view_.sync.size() < std::min<std::size_t>(view_.need, timing.sync_copies);
+  return urgent || now - host_.channel(peer).unsteady() >= timing.grace || now - followers_.at(peer).since > timing.slow;
+}
+
 void Replica::tick_primary() {
   const base::Time now = host_.now();
   const Timing& timing = host_.timing();
@@ -912,22 +952,18 @@ void Replica::tick_primary() {
   for (Member one : view_.sync) {
     if (is_me(one)) continue;
     const Follower& follower = followers_.at(one);
-    const bool silent = now - heard(one, follower) > patience(one, timing.drop);
-    if (silent) host_.channel(one).suspect();
-    if (follower.stuck || follower.full || silent) return want(Kind::remove, one);
+    if (follower.stuck || follower.full || is_lost(one, follower, timing.drop)) return want(Kind::remove, one);
   }
   for (Member one : view_.learners) {
     const Follower& follower = followers_.at(one);
     const bool urgent = view_.sync.size() < timing.sync_copies;  // changes wait for someone who can be made synchronous
-    const bool silent = now - heard(one, follower) > patience(one, (urgent ? 1 : 3) * timing.drop);
-    if (silent) host_.channel(one).suspect();
-    if (follower.full || silent) return want(Kind::remove, one);
+    if (follower.full || is_lost(one, follower, (urgent ? 1 : 3) * timing.drop)) return want(Kind::remove, one);
   }
   if (full_) want_room();
   if (wish_.kind != Kind::none) return;
   if (view_.sync.size() < timing.sync_copies)
     for (Member one : view_.learners)
-      if (is_ready(one)) return want(Kind::promote_learner, one, timing.sync_copies);
+      if (is_ready(one) && is_steady(one)) return want(Kind::promote_learner, one, timing.sync_copies);
   if (view_.sync.size() + view_.learners.size() < timing.copies)
     if (const auto found = choose_learner()) return want(Kind::add_learner, *found);
   // Only what is safe is moved.
@@ -990,7 +1026,7 @@ void Replica::want_goal() {
   const auto lead = member_at(view_, goal_->primary);
   for (Member one : view_.learners) {
     const bool needed = one.instance == goal_->primary || (complete && good < host_.timing().sync_copies && goal_->has(one.instance));
-    if (needed && is_ready(one)) return want(Kind::promote_learner, one, host_.timing().sync_copies);
+    if (needed && is_ready(one) && is_steady(one)) return want(Kind::promote_learner, one, host_.timing().sync_copies);
   }
   if (lead && !is_me(*lead)) {
     if (in_sync(view_, *lead) && is_ready(*lead)) want(Kind::transfer, *lead);
@@ -1009,6 +1045,11 @@ void Replica::want_goal() {
   if (members == goal_->members.size()) goal_.reset();
 }
 
+bool Replica::is_shunned(InstanceId instance) const {
+  const auto found = shunned_.find(instance);
+  return found != shunned_.end() && host_.now() < found->second;
+}
+
 std::optional<Member> Replica::choose_learner() const {
   std::vector<Site> taken;
   for (const Members* members : {&view_.sync, &view_.learners})
@@ -1018,9 +1059,7 @@ std::optional<Member> Replica::choose_learner() const {
   for (const Candidate& one : host_.candidates()) {
     if (std::any_of(taken.begin(), taken.end(), [&](const Site& site) { return site.node == one.node; })) continue;
     const bool same_rack = std::any_of(taken.begin(), taken.end(), [&](const Site& site) { return site.rack == one.rack; });
-    const auto shunned = shunned_.find(one.member.instance);
-    const std::tuple rank(shunned != shunned_.end() && host_.now() < shunned->second,
-                          same_rack, lot(partition_, one.member.instance));
+    const std::tuple rank(is_shunned(one.member.instance), same_rack, lot(partition_, one.member.instance));
     if (best && best_rank <= rank) continue;
     best = one.member;
     best_rank = rank;

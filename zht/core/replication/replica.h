@@ -31,7 +31,9 @@ struct Timing {
   base::Duration drop = std::chrono::milliseconds(150);    // the primary drops a sync member silent this long,
                                                            // and a learner silent three times as long
   base::Duration retry = std::chrono::milliseconds(60);    // what was not answered is said again
-  base::Duration founding = std::chrono::seconds(2);       // who is in the first view and was never heard may yet be starting
+  base::Duration founding = std::chrono::seconds(2);       // who is in the first view and was never heard may yet be starting,
+                                                           // and who has no substitute may be silent (Replica::is_lost)
+  base::Duration slow = std::chrono::seconds(10);          // who is heard and has no substitute may take so long to follow in a view
   base::Duration shun = std::chrono::seconds(2);           // who fell out of a view is taken in last for this long
   base::Duration patience = std::chrono::seconds(1);       // changes wait this long for sync members that are missing; then
                                                            // those that wait and those that come are told so
@@ -285,6 +287,9 @@ class Replica {
   Version first_of_epoch(Version sequence) const;  // of the run that `sequence` lies in; base_ where it is not known
   base::Time heard(Member peer, const Follower& follower) const;
   base::Duration patience(Member peer, base::Duration least) const;
+  bool has_substitute(Member peer) const;
+  bool is_shunned(InstanceId instance) const;
+  bool is_lost(Member peer, const Follower& follower, base::Duration least) const;
 
   void propose(const Change& change);
   void tick_primary();
@@ -294,6 +299,7 @@ class Replica {
   bool is_ready(Member peer) const;  // attached, heard of late, and a round from the end at most
   bool has_room(Member peer) const;  // as far as was told
   void want_room();
+  bool is_steady(Member peer) const;
   void want_goal();
   std::optional<Member> choose_learner() const;
   void continue_wish();

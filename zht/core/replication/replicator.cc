@@ -92,9 +92,11 @@ Site Replicator::site_of(InstanceId instance) const {
 void Replicator::on_message(const PeerMessage& message) {
   if (failed_ || message.to != self_.instance || message.from.instance == self_.instance) return;
   Channel& channel = channels_[message.from];
-  if (channel.hear(now_)) note_mistake();
+  if (channel.hear(now_, timing_.drop)) note_mistake();
+  const bool answers = message.answered != base::Time{} && message.answering == self_;
+  if (answers && channel.unsteady() == now_) keep_mistakes();  // it is one that should be heard with every beacon
   if (message.beacon != base::Time{}) channel.on_beacon(message.beacon, message.seen);
-  if (message.answered != base::Time{} && message.answering == self_) {
+  if (answers) {
     channel.measure(message.answered, now_);
     channel.on_answer(message.answered, message.generation, message.departures);
   }
@@ -124,6 +126,12 @@ void Replicator::note_mistake() {
   constexpr int kMost = 2;
   mistakes_ = std::min(mistakes() + 1, kMost);
   mistaken_at_ = now_;
+}
+
+// It would be one again, were nothing remembered.
+void Replicator::keep_mistakes() {
+  mistakes_ = mistakes();
+  if (mistakes_ > 0) mistaken_at_ = now_;
 }
 
 // Who was stopped, or did not come to run, has heard nobody: that is not to be laid to the others.

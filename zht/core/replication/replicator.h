@@ -120,6 +120,7 @@ class Replicator final : public ReplicaHost {
 
   void excuse_silence();
   void note_mistake();
+  void keep_mistakes();
   int mistakes() const;
   void send_beacons();
   void answer_beacon(Member peer, Channel& channel);
@@ -150,7 +151,7 @@ class Replicator final : public ReplicaHost {
   base::Time now_{}, last_beacon_{}, next_beacon_{}, next_farewell_{}, ticked_{};
   base::WallTime wall_{};
   // Who was taken for dead and was not: each time all are given twice as long, up to four times. On a machine that has too much to
-  // do views would change all the time else, and help nobody. That passes, a step in ten seconds.
+  // do views would change all the time else, and help nobody. That passes, a step in ten seconds without such a silence.
   int mistakes_ = 0;
   base::Time mistaken_at_{};
   std::uint64_t serial_ = 0;
