@@ -752,6 +752,10 @@ Cluster::Cluster(std::uint64_t seed, const RunOptions& run) : random(seed * 2 + 
     weigh(Fault::pause, 1);
     pace_ = 0.5;
   }
+  if (options.emphasis == RunOptions::Emphasis::starved) {  // three nodes, of which one or two hardly ever run, and nothing else
+    loss_ = repeat_ = crash_point_ = round_pause = 0;
+    rot_allowed_ = slow_disk = false;
+  }
   if (options.emphasis == RunOptions::Emphasis::keepers) {  // others keep again and again, and votes are interrupted
     replace_after = 300 * ms;
     pace_ = 0.5;
@@ -803,7 +807,13 @@ RunResult Cluster::run() {
   const Micros end = work_until + 8 * sec;
   for (int i = 0; i < kSeeds; i++) nodes[static_cast<std::size_t>(i)].start();
   for (int i = 0; i < kClients; i++) at(between(random, 0, 20 * ms), [this, i] { clients[static_cast<std::size_t>(i)].next(); });
-  if (options.scenario == RunOptions::Scenario::faults) {
+  if (options.emphasis == RunOptions::Emphasis::starved) {
+    const int well = static_cast<int>(random.below(3));
+    for (int i = 0; i < 3; i++)
+      if (i != well && (random.chance(0.5) || i == (well + 1) % 3)) at(between(random, 0, 500 * ms), [this, i] { starve(i); });
+    nodes[3].stop(false);
+    nodes[3].removed = true;
+  } else if (options.scenario == RunOptions::Scenario::faults) {
     at(between(random, 50 * ms, 300 * ms), [this] { fault(); });
   } else {
     loss_ = repeat_ = crash_point_ = round_pause = 0;
@@ -1201,6 +1211,15 @@ void Cluster::come_or_go() {
     node.leaving = !node.leaving;
     say("n%d %s", i, node.leaving ? "is leaving" : "stays");
   }
+}
+
+// On a machine of which others have nearly all: it runs for a moment, finds what came meanwhile, and waits for its next turn.
+void Cluster::starve(int i) {
+  if (now >= stop_faults) return;
+  Node& node = nodes[static_cast<std::size_t>(i)];
+  node.paused_until = now + between(random, 100 * ms, 700 * ms);
+  happened(Happened::stalled);
+  at(node.paused_until + between(random, 1 * ms, 12 * ms), [this, i] { starve(i); });
 }
 
 void Cluster::split(const std::set<int>& side, Micros hold, bool clients_too) {

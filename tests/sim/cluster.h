@@ -22,7 +22,9 @@ struct RunOptions {
   bool verbose = false;  // the story, on stdout
   bool messages = false;  // ... and what instances say to each other
   // What the world does most: chance alone takes long to find some defects.
-  enum class Emphasis : std::uint8_t { none, power, stalls, loaded, refusals, keepers, rot, disaster, lost_keepers } emphasis = Emphasis::none;
+  enum class Emphasis : std::uint8_t {
+    none, power, stalls, loaded, refusals, keepers, rot, disaster, lost_keepers, starved
+  } emphasis = Emphasis::none;
   // One clean crash instead of faults: how long does nothing work?
   enum class Scenario : std::uint8_t { faults, node_dies, process_dies } scenario = Scenario::faults;
 };

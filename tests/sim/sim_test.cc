@@ -132,6 +132,24 @@ TEST(Loaded, ViewsDoNotChangeAtEverySilence) {
   EXPECT_LT(sum.views, 28 * seeds);
 }
 
+// Who hardly runs, and has nobody to take its place, is not dropped and taken in again all the time, for each time it has to begin
+// anew: views changed 15 times a seed, and 11 times since.
+TEST(Starved, IsWaitedForWhereNobodyElseIs) {
+  RunOptions options;
+  options.emphasis = RunOptions::Emphasis::starved;
+  options.seconds = 15;
+  const std::uint64_t seeds = kSanitized ? 5 : 40;
+  RunResult sum;
+  for (std::uint64_t seed = 1; seed <= seeds; seed++) {
+    const RunResult result = run_cluster(seed, options);
+    for (const Violation& one : result.violations) ADD_FAILURE() << one.kind << ": " << one.text << "\n  " << replay(seed, " --starved --seconds 15");
+    sum.views += result.views;
+    sum.happened += result.happened;
+  }
+  EXPECT_GT(sum.happened.of(Happened::stalled), 20 * seeds);
+  EXPECT_LT(sum.views, (kSanitized ? 20 : 13) * seeds);
+}
+
 // All synchronous copies of a partition are destroyed, and a person goes on with what is left: nothing is lost elsewhere, and
 // nothing afterwards, whoever comes back.
 TEST(Disaster, IsSurvivedWithTheBestCopyThatIsLeft) {

@@ -222,6 +222,7 @@ class Cluster {
   void split(const std::set<int>& side, Micros hold, bool clients_too);
   void move_something();
   void come_or_go();
+  void starve(int node);
   void interrupt_vote(int proposer, PartitionId partition);
   // operator.cc
   void destroy();

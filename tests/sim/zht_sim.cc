@@ -1,6 +1,6 @@
 // Runs simulated clusters: one seed, one run, repeated exactly.
 //   zht_sim --seeds 1000 [--from 1] [--defect NAME] [--seconds 5] [--verbose | --messages]
-//           [--protocol] [--power | --stalls | --loaded | --refusals | --keepers | --rot | --disaster | --lost-keepers]
+//           [--protocol] [--power | --stalls | --loaded | --starved | --refusals | --keepers | --rot | --disaster | --lost-keepers]
 //           [--node-dies | --process-dies]
 //   zht_sim ... --stats       what the world did to them, by kind
 //   zht_sim --list
@@ -33,6 +33,7 @@ int main(int argc, char** argv) {
     else if (flag == "--power") options.emphasis = RunOptions::Emphasis::power;
     else if (flag == "--stalls") options.emphasis = RunOptions::Emphasis::stalls;
     else if (flag == "--loaded") options.emphasis = RunOptions::Emphasis::loaded;
+    else if (flag == "--starved") options.emphasis = RunOptions::Emphasis::starved;
     else if (flag == "--refusals") options.emphasis = RunOptions::Emphasis::refusals;
     else if (flag == "--keepers") options.emphasis = RunOptions::Emphasis::keepers;
     else if (flag == "--rot") options.emphasis = RunOptions::Emphasis::rot;
@@ -55,7 +56,8 @@ int main(int argc, char** argv) {
       return 0;
     } else {
       std::fprintf(stderr, "zht_sim --seeds N [--from N] [--defect NAME] [--seconds S] [--verbose | --messages] [--stats]\n"
-                           "        [--protocol] [--power | --stalls | --loaded | --refusals | --keepers | --rot | --disaster | --lost-keepers]\n"
+                           "        [--protocol] [--power | --stalls | --loaded | --starved | --refusals | --keepers | --rot | --disaster |\n"
+                           "        --lost-keepers]\n"
                            "        [--node-dies | --process-dies]\n"
                            "zht_sim --list\n");
       return flag == "--help" ? 0 : 2;
