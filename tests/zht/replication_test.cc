@@ -406,6 +406,31 @@ TEST(Channel, AnAnswerNamesWhatWasLeftSince) {
   EXPECT_TRUE(second.departures.empty());
 }
 
+TEST(Channel, ARoundTripIsTheLongestOfLateButNotThatOfWhoDidNotRun) {
+  using namespace std::chrono_literals;
+  Channel channel;
+  base::Time now = base::Time{} + 1h;
+  const auto answered_after = [&](base::Duration time) {
+    const base::Time stamp = now;
+    now += time;
+    channel.measure(stamp, now);
+    channel.on_answer(stamp, 0, {});
+  };
+  answered_after(400ms);
+  answered_after(200ms);
+  EXPECT_GT(channel.round_trip(), 300ms);
+  for (int i = 0; i < 50; i++) answered_after(1ms);
+  EXPECT_LT(channel.round_trip(), 10ms);
+  const base::Time stamp = now;
+  now += 3s;  // this instance was stopped
+  channel.excuse(3s, now);
+  channel.measure(stamp, now + 1ms);
+  EXPECT_LT(channel.round_trip(), 10ms);
+  now += 1ms;
+  answered_after(20s);
+  EXPECT_EQ(channel.round_trip(), 1s) << "more is silence";
+}
+
 TEST(Channel, ADepartureIsSaidUntilItIsKnown) {
   Channel leader, follower;
   follower.on_beacon(at(100), 0);

@@ -27,9 +27,9 @@ class Channel {
   // How long answers take: the longest of late, forgotten by and by. More than a second is not a way's length but silence.
   base::Duration round_trip() const { return round_trip_; }
   void measure(base::Time stamp, base::Time now) {
-    if (stamp <= answered_) return;
+    if (stamp <= std::max(answered_, excused_)) return;
     const base::Duration took = std::clamp<base::Duration>(now - stamp, base::Duration{}, std::chrono::seconds(1));
-    round_trip_ = took >= round_trip_ ? took : round_trip_ - (round_trip_ - took) / 16;
+    round_trip_ = took >= round_trip_ ? took : round_trip_ - (round_trip_ - took) / 8;
   }
   void on_answer(base::Time stamp, std::uint64_t generation, const std::vector<Departure>& departures) {
     for (const Departure& one : departures) {
@@ -72,6 +72,7 @@ class Channel {
   // This instance did not run for so long: silence meanwhile says nothing of the other one.
   void excuse(base::Duration time, base::Time now) {
     if (heard_ != base::Time{}) heard_ = std::min(now, heard_ + time);
+    excused_ = now;  // nor does what is answered late
   }
   void suspect() { suspected_ = true; }  // it is taken for dead, for its silence
 
@@ -80,6 +81,7 @@ class Channel {
   bool suspected_ = false;
   base::Time answered_{};
   base::Duration round_trip_{};
+  base::Time excused_{};
   std::uint64_t seen_ = 0;
   std::unordered_map<std::uint32_t, Epoch> left_;  // by partition
   base::Time to_answer_{};
