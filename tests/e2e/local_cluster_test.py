@@ -93,21 +93,23 @@ class LocalCluster(unittest.TestCase):
 
     def test_who_interrupts_is_told_what_goes_on(self):
         with Sandbox() as box:
-            for _ in range(10):  # it may be done before it is interrupted
-                up = box.start("zht", "cluster", "up", "5", "--partitions", "64", text=True)
-                first = up.stderr.readline()
-                up.send_signal(signal.SIGINT)
-                _, err = up.communicate(timeout=harness.DEADLINE)
-                states = [n["state"] for n in self.nodes(box, expect=None)]
-                if up.returncode == -signal.SIGINT:
-                    break
-                box.run("zht", "cluster", "down", "--remove")
-            self.assertIn("node 1 serves", first)
-            self.assertIn("zht: interrupted; nodes that were started go on: zht cluster up starts the rest", err)
-            self.assertNotEqual(states[0], "not running")
-            self.up(box, 5)
-            self.assertEqual([n["state"] for n in self.nodes(box)], ["serves"] * 5)
-            box.run("zht", "cluster", "down", "--remove")
+            try:
+                for _ in range(10):  # it may be done before it is interrupted
+                    up = box.start("zht", "cluster", "up", "5", "--partitions", "64", text=True)
+                    first = up.stderr.readline()
+                    up.send_signal(signal.SIGINT)
+                    _, err = up.communicate(timeout=harness.DEADLINE)
+                    states = [n["state"] for n in self.nodes(box, expect=None)]
+                    if up.returncode == -signal.SIGINT:
+                        break
+                    box.run("zht", "cluster", "down", "--remove")
+                self.assertIn("node 1 serves", first)
+                self.assertIn("zht: interrupted; nodes that were started go on: zht cluster up starts the rest", err)
+                self.assertNotEqual(states[0], "not running")
+                self.up(box, 5)
+                self.assertEqual([n["state"] for n in self.nodes(box)], ["serves"] * 5)
+            finally:
+                box.run("zht", "cluster", "down", "--remove", expect=None)
 
     def test_a_full_disk_is_named(self):
         with Sandbox() as box:
