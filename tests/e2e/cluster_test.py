@@ -384,6 +384,27 @@ class ClusterTest(ClusterCase):
             cluster.wait_until_safe()
         self.assertEqual(len({one["node"] for one in cluster.status()["nodes"]}), 4)
 
+    def test_who_may_not_listen_takes_no_number(self):
+        self.cluster = cluster = Cluster(self.box, 1)
+        seed = cluster.nodes[0].address
+        _, err = self.box.run("zht", "serve", "--data", self.box.path("open"), "--listen", f"0.0.0.0:{free_port()}", "--join", seed, expect=2)
+        self.assertIn("unauthenticated", err)
+        cluster.nodes.append(Node(self.box, 2, "--instances", "1", "--join", seed).start())
+        cluster.wait_until_safe()
+        self.assertEqual([one["node"] for one in cluster.status()["nodes"]], [1, 2])
+
+    def test_who_ends_while_it_is_emptied_has_not_left(self):
+        self.cluster = cluster = Cluster(self.box, 3)
+        leaver = cluster.nodes[2]
+        asked = self.box.start("zht", "leave", "--cluster", leaver.address, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self.assertIn("is being emptied", asked.stderr.readline())
+        leaver.kill()
+        said = asked.stderr.read()
+        self.assertEqual(asked.wait(SLOW), 5, said)
+        self.assertIn("node 3 ended before it was empty", said)
+        leaver.start()
+        cluster.wait_until_safe()
+
     def test_stopped_one_after_another_the_last_do_not_wait_for_keepers_that_ended(self):
         self.cluster = cluster = Cluster(self.box, 5)
         for node in cluster.nodes:

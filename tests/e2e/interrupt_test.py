@@ -26,6 +26,14 @@ class Interrupt(unittest.TestCase):
                                  number, wanted)
                 harness.wait_for(lambda: not box.processes(), "the end of all processes")
 
+    def test_a_node_that_asks_to_join_where_nobody_is(self):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with Sandbox() as box:
+                port, began = harness.free_port(), time.monotonic()
+                argv = ["zht", "serve", "--listen", "127.0.0.1:0", "--join", f"127.0.0.1:{port}"]
+                self.interrupted(box, argv, lambda: time.monotonic() > began + 0.5, number, (0, 128 + number))  # noqa: B023
+                harness.wait_for(lambda: not box.processes(), "the end of all processes")
+
     def test_clients_that_wait(self):
         harness.need("fabriq")
         with Sandbox() as box:

@@ -634,6 +634,18 @@ TEST_F(Balance, TwoWhoStopAtOnceDoNotHandPartitionsToEachOther) {
 
 // --- gossip ---
 
+// It was started and killed before it had said a word.
+TEST(Manager, WhoEndedBeforeItWasHeardOfIsNoAcquaintance) {
+  ManagerOptions options;
+  options.self = NodeId{1};
+  options.keepers = {NodeId{1}};
+  Manager manager(options, NodeInfo{NodeId{1}, 0, {member(1)}, 0, true, false}, {view_of(1, {member(1)})}, {NodeId{1}}, 1);
+  manager.ended(NodeId{4}, {member(4)}, true);
+  const auto known = manager.acquaintances(at(1000));
+  ASSERT_EQ(known.size(), 1u);
+  EXPECT_EQ(known.front().info->node, NodeId{1});
+}
+
 TEST(Manager, GossipFindsWhatABroadcastMissed) {
   const std::vector<View> views(50, view_of(1, {member(0), member(1)}));
   std::vector<std::unique_ptr<Manager>> managers;

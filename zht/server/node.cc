@@ -90,12 +90,13 @@ Result<std::unique_ptr<Node>> Node::start(const Settings& settings, const Proced
   TRY_LET(opener, credentials_of(settings));
   parts.opener = std::move(opener);
   parts.services.emplace(settings.data);
+  TRY(parts.listen_as_manager());  // who may not, or cannot, takes no number of a cluster
   if (!settings.in_memory) {
-    TRY(parts.choose_identity(cores));
+    TRY_LET(chosen, parts.choose_identity(cores, signals));
+    if (!chosen) return std::unique_ptr<Node>();
     TRY_LET(claims, Claims::open(settings.data, parts.identity.cluster));
     parts.claims.emplace(std::move(claims));
   }
-  TRY(parts.listen_as_manager());
   const bool new_founder = !settings.in_memory && parts.identity.member.incarnation == 0;
   if (new_founder) {
     TRY_LET(began, parts.begin_as_founder(signals));

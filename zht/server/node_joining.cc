@@ -19,7 +19,7 @@ using base::Result;
 
 // --- the cluster ---
 
-Result<void> Node::Parts::choose_identity(unsigned cores) {
+Result<bool> Node::Parts::choose_identity(unsigned cores, support::SignalWaiter* signals) {
   const auto instance_count = static_cast<std::uint32_t>(settings.instances), partitions = static_cast<std::uint32_t>(settings.partitions);
   auto known = read_identity(settings.data, instance_count, partitions);
   if (!known && known.code() != Code::not_found) return known.error();
@@ -30,9 +30,15 @@ Result<void> Node::Parts::choose_identity(unsigned cores) {
     identity = *known;
   } else if (!settings.join.empty()) {
     const base::Time until = clock.now() + std::chrono::seconds(60);
-    TRY_LET(joined, join_cluster(settings.join, uid, [&] { return clock.now() >= until; }));
+    bool ended = false;
+    auto joined = join_cluster(settings.join, uid, [&] {
+      ended = ended || (signals != nullptr && signals->wait(std::chrono::milliseconds(0)));
+      return ended || clock.now() >= until;
+    });
+    if (ended && !joined) return false;
+    if (!joined) return std::move(joined).error();
     remember_others();  // before it has an identity: a next life with one and without this would find nobody
-    identity = joined;
+    identity = *std::move(joined);
     identity.instance_count = instance_count != 0 ? instance_count : cores;
     if (partitions != 0 && partitions != identity.partition_count)
       return fail(Code::invalid, "the cluster has ", identity.partition_count, " partitions, not ", partitions, "; leave --partitions out");
@@ -69,8 +75,9 @@ Result<void> Node::Parts::choose_identity(unsigned cores) {
     identity.founding.copies = static_cast<std::uint32_t>(settings.replicas);
     identity.founding.sync_copies = static_cast<std::uint32_t>(settings.sync_replicas);
   }
-  if (identity.member.incarnation == 0 && identity.founding.nodes.size() > 1) return save_identity(settings.data, identity);
-  return begin_life(settings.data, identity);
+  if (identity.member.incarnation == 0 && identity.founding.nodes.size() > 1) TRY(save_identity(settings.data, identity));
+  else TRY(begin_life(settings.data, identity));
+  return true;
 }
 
 // Asks nodes of the cluster for a number, until there is one or `is_over`.
@@ -80,10 +87,11 @@ Result<Identity> Node::Parts::join_cluster(const std::string& to, std::uint64_t 
   request.set_uid(uid);
   request.set_build(ZHT_VERSION);
   Error last{Code::unavailable, "no node to join"};
+  bool told = false;
   for (std::size_t n = 0; !is_over(); n++) {
     const client::Address& seed = seeds[n % seeds.size()];
-    const base::Time deadline = clock.now() + std::chrono::seconds(11);
-    auto channel = client::Channel::open(seed, deadline);
+    auto channel = client::Channel::open(seed, clock.now() + std::chrono::seconds(2));
+    const base::Time deadline = clock.now() + std::chrono::seconds(11);  // the keepers are given ten
     auto answer = channel ? channel->control(wire::ControlKind::join, request.SerializeAsString(), deadline)
                           : Result<std::string>(channel.error());
     wire::JoinReply reply;
@@ -106,6 +114,7 @@ Result<Identity> Node::Parts::join_cluster(const std::string& to, std::uint64_t 
     }
     last = answer ? fail(Code::corrupt, seed.text(), ": an answer that cannot be read") : answer.error();
     if (last.code == Code::invalid || last.code == Code::unsupported) break;
+    if (!std::exchange(told, true)) logger().info("cannot join yet", {{"through", seed.text()}, {"error", last}});
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
   }
   return base::add_context("joining " + to, std::move(last));

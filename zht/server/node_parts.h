@@ -118,7 +118,7 @@ struct Node::Parts final : net::FrameHandler {
   void keep_services();
   void stop();
   // The cluster.
-  base::Result<void> choose_identity(unsigned cores);
+  base::Result<bool> choose_identity(unsigned cores, support::SignalWaiter* signals);  // false: told to end while it asked to join
   base::Result<Identity> join_cluster(const std::string& to, std::uint64_t uid, const std::function<bool()>& is_over);
   base::Result<bool> begin_as_founder(support::SignalWaiter* signals);  // false: told to end before it began
   base::Result<bool> ask_founders();

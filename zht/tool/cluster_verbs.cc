@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "zht/support/output.h"
+#include "zht/support/paths.h"
 #include "zht/tool/manager.h"
 
 namespace zht::tool {
@@ -29,8 +30,27 @@ std::string state_of(const wire::ClusterNode& node) {
   return state;
 }
 
+// Whether a node that has ended is still of the cluster, say the others: then it did not leave. False when none of them can be asked.
+bool is_missed(const wire::ClusterStatus& before, const security::Opener& opener) {
+  const auto limit = std::chrono::steady_clock::now() + 2s;  // for its last word to reach them
+  for (bool missed = true; missed; std::this_thread::sleep_for(50ms)) {
+    missed = false;
+    for (const wire::ClusterNode& other : before.nodes()) {
+      if (other.node() == before.node() || !other.lives() || other.address().empty()) continue;
+      auto seeds = client::parse_cluster(other.address(), opener);
+      const auto now = seeds ? client::fetch_status(seeds->front(), 1s) : Result<wire::Status>(seeds.error());
+      if (!now) continue;
+      for (const wire::ClusterNode& one : now->cluster().nodes()) missed = missed || one.node() == before.node();
+      break;
+    }
+    if (missed && std::chrono::steady_clock::now() > limit) return true;
+  }
+  return false;
+}
+
 Result<void> leave(const support::Program& program) {
   TRY_LET(addresses, managers(program));
+  TRY_LET(last, client::fetch_status(addresses.front(), patience(program, 5s)));  // who else is there, and what it has
   TRY(client::ask_to_leave(addresses.front(), patience(program, 5s)));
   if (!program.common().quiet) std::cerr << "zht: the node is being emptied; it goes on with that should this be interrupted\n";
   const auto limit = std::chrono::steady_clock::now() + patience(program, 600s);
@@ -38,8 +58,14 @@ Result<void> leave(const support::Program& program) {
     if (std::chrono::steady_clock::now() > limit)
       return fail(Code::timeout, "the node is still being emptied; see: zht status");
     std::this_thread::sleep_for(200ms);
-    silent = client::fetch_status(addresses.front(), 2s) ? 0 : silent + 1;
+    auto status = client::fetch_status(addresses.front(), 2s);
+    silent = status ? 0 : silent + 1;
+    if (status) last = *std::move(status);
   }
+  TRY_LET(folder, support::data_folder(program.common().data));
+  TRY_LET(opener, security::credentials_from_environment(folder));
+  if (is_missed(last.cluster(), opener))
+    return fail(Code::unavailable, "node ", last.cluster().node(), " ended before it was empty; start it and have it leave again");
   if (!program.common().quiet) std::cerr << "zht: the node has left\n";
   return {};
 }

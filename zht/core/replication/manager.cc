@@ -43,21 +43,27 @@ void Manager::wish(const Wish& wish) {
   Tries& tries = tries_[static_cast<std::uint32_t>(wish.partition)];
   if (tries.base != wish.change.base) tries = {wish.change.base, 0};
   NodeId keeper = options_.keepers[tries.count++ % options_.keepers.size()];
-  for (std::size_t i = 1; i < options_.keepers.size() && nodes_[keeper].ended; i++)
+  for (std::size_t i = 1; i < options_.keepers.size() && has_ended(keeper); i++)
     keeper = options_.keepers[tries.count++ % options_.keepers.size()];
   if (keeper == options_.self || now_ - doors_[keeper].heard < options_.fresh) tell(keeper, wish);
   else knock(keeper, wish);
 }
 
+bool Manager::has_ended(NodeId node) const {
+  const auto known = nodes_.find(node);
+  return known != nodes_.end() && known->second.ended;
+}
+
 void Manager::ended(NodeId node, const Members& members, bool out) {
   constexpr auto kLongest = std::chrono::seconds(3);
-  Known& known = nodes_[node];
+  const auto known = nodes_.find(node);  // one that ended before it was heard of is nobody's acquaintance
   const auto later = [&](Member one) {  // it runs again already
     return std::any_of(members.begin(), members.end(), [&](Member old) { return old.instance == one.instance && old.incarnation < one.incarnation; });
   };
-  if (node != options_.self && std::none_of(known.info.instances.begin(), known.info.instances.end(), later)) {
-    known.ended = true;
-    known.heard = {};
+  if (node != options_.self && known != nodes_.end() &&
+      std::none_of(known->second.info.instances.begin(), known->second.info.instances.end(), later)) {
+    known->second.ended = true;
+    known->second.heard = {};
     doors_[node].heard = {};
   }
   if (!out) return;

@@ -111,6 +111,7 @@ class Manager {
     base::Time heard{};
     bool ended = false;  // and not heard of since in a later life
   };
+  bool has_ended(NodeId node) const;
   void count_out();
   ManagerMessage& message_to(NodeId node);
   void tell(NodeId keeper, const Wish& wish);
