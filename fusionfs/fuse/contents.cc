@@ -465,11 +465,10 @@ Task<int> FileSystem::closed(InodeId id, std::uint64_t owner) {
 Task<int> FileSystem::release(InodeId id, std::uint64_t handle, std::uint64_t flock_owner) {
   const auto inode = table_.find(id);
   if (!inode) co_return EBADF;
+  const std::set<std::uint64_t> owners = locks_.begin_release(handle & ~kPastCache);
   int error = co_await commit_in_turn(inode);
-  if (const std::uint64_t own = handle & ~kPastCache; own != 0) {
-    for (const std::uint64_t owner : locks_.owners_through(own))
-      co_await locks_.drop(id, FileLock::Kind::record, owner);
-  }
+  for (const std::uint64_t owner : owners) co_await locks_.drop(id, FileLock::Kind::record, owner);
+  locks_.end_release(owners);
   if (flock_owner != 0) co_await locks_.drop(id, FileLock::Kind::flock, flock_owner);
   bool last = false, reap = false, appends = false, was_read = false;
   SetRequest read_at;

@@ -116,6 +116,11 @@ void FileLocks::remember(InodeId inode, const FileLock& lock) {
   if (locks.empty()) held_.erase(inode);
 }
 
+std::uint64_t FileLocks::releases_ended() const {
+  const std::lock_guard lock(mutex_);
+  return releases_;
+}
+
 bool FileLocks::holds(InodeId inode, FileLock::Kind kind, std::uint64_t owner) const {
   const std::lock_guard lock(mutex_);
   const auto found = held_.find(inode);
@@ -125,13 +130,20 @@ bool FileLocks::holds(InodeId inode, FileLock::Kind kind, std::uint64_t owner) c
   });
 }
 
-std::set<std::uint64_t> FileLocks::owners_through(std::uint64_t handle) {
+std::set<std::uint64_t> FileLocks::begin_release(std::uint64_t handle) {
   const std::lock_guard lock(mutex_);
   const auto found = by_handle_.find(handle);
   if (found == by_handle_.end()) return {};
   std::set<std::uint64_t> owners = std::move(found->second.owners);
   by_handle_.erase(found);
+  released_.insert(owners.begin(), owners.end());
   return owners;
+}
+
+void FileLocks::end_release(const std::set<std::uint64_t>& owners) {
+  const std::lock_guard lock(mutex_);
+  for (const std::uint64_t owner : owners) released_.erase(released_.find(owner));
+  releases_ += !owners.empty();
 }
 
 void FileLocks::closed(InodeId inode, std::uint64_t owner) {
@@ -182,6 +194,7 @@ Task<int> FileLocks::lock(InodeId inode, FileLock lock, bool sleep, std::shared_
   bool waits = false, tried_again = false;
   int circles = 0, error = 0;
   for (;;) {
+    const std::uint64_t releases = releases_ended();
     LockReply reply = co_await ask(request);
     error = reply.error;
     if (error == 0) break;
@@ -194,17 +207,17 @@ Task<int> FileLocks::lock(InodeId inode, FileLock lock, bool sleep, std::shared_
     if (!sleep) {
       // A file that was closed without a word (read-only, or nothing left to commit; or its locks are its own, not a process's)
       // is on its way to be released.
-      bool closing = false;
-      if (reply.session == options_.session && !tried_again) {
+      bool closing = false, released = false;
+      if (reply.session == options_.session) {
         const std::lock_guard guard(mutex_);
-        closing = std::any_of(by_handle_.begin(), by_handle_.end(),
+        released = released_.contains(reply.owner) || releases_ != releases;
+        closing = released || std::any_of(by_handle_.begin(), by_handle_.end(),
                               [&](const auto& each) {
                                 return each.second.owners.count(reply.owner) > 0 &&
                                        ((each.first & kSilent) != 0 || processes_.count(reply.owner) == 0);
                               });
       }
-      if (!closing) break;
-      tried_again = true;
+      if (!released && (!closing || std::exchange(tried_again, true))) break;
       reply.wait = std::chrono::nanoseconds(std::chrono::milliseconds(20)).count();
       co_await wait_for_change(inode, reply, wait);
       continue;

@@ -52,8 +52,10 @@ class FileLocks {
   Task<int> drop(InodeId inode, FileLock::Kind kind, std::uint64_t owner);
   bool holds(InodeId inode, FileLock::Kind kind, std::uint64_t owner) const;
   // A handle is released: those who took record locks through it and have not closed it, that is, an open file description
-  // that owns its locks (F_OFD_SETLK), and everybody where closing is silent. Forgets them.
-  std::set<std::uint64_t> owners_through(std::uint64_t handle);
+  // that owns its locks (F_OFD_SETLK), and everybody where closing is silent. Their locks are the caller's to drop; until
+  // end_release() a trial lock that meets one of them waits for that.
+  std::set<std::uint64_t> begin_release(std::uint64_t handle);
+  void end_release(const std::set<std::uint64_t>& owners);
   // A process has closed a descriptor of the file: it owns nothing there any more, through whatever handle it was taken.
   void closed(InodeId inode, std::uint64_t owner);
   static constexpr std::uint64_t kSilent = std::uint64_t{1} << 62;  // a handle's bit
@@ -72,6 +74,7 @@ class FileLocks {
   Task<bool> in_a_circle(FileLock self, LockReply met, bool& last);
   Task<int> settle(InodeId inode, LocksRequest request);
   void remember(InodeId inode, const FileLock& lock);
+  std::uint64_t releases_ended() const;
 
   zht::Client& client_;
   const base::Clock& clock_;
@@ -83,6 +86,8 @@ class FileLocks {
     std::set<std::uint64_t> owners;
   };
   std::map<std::uint64_t, Taken> by_handle_;                      // guarded by mutex_
+  std::multiset<std::uint64_t> released_;                         // owners whose locks are being dropped. Guarded by mutex_
+  std::uint64_t releases_ = 0;                                    // ended, that dropped some. Guarded by mutex_
   std::set<std::uint64_t> processes_;                             // owners that close descriptors. Guarded by mutex_
   std::set<std::shared_ptr<Wait>> waits_;                         // guarded by mutex_
   bool stopped_ = false;                                          // guarded by mutex_

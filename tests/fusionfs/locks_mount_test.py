@@ -250,8 +250,10 @@ for _ in range(int(sys.argv[2])):
         whole = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         path = os.path.join(self.a, self.path)
         one, other = (os.open(path, os.O_RDWR | os.O_CREAT, 0o644) for _ in range(2))
-        for _ in range(5):
+        for turn in range(25):
             fcntl.fcntl(one, set_lock, whole)
+            if turn % 2 == 0:
+                os.write(one, b"x" * 1_000_000)  # its release has something to commit first
             os.close(os.dup(one))
             with self.assertRaises(BlockingIOError):
                 fcntl.fcntl(other, set_lock, whole)
