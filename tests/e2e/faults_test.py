@@ -37,7 +37,7 @@ class Client(threading.Thread):
         self.history = {f"key-{k}": [] for k in range(KEYS)}
         self.last = {key: None for key in self.history}
         self.record = []
-        self.acknowledged = {}
+        self.acknowledged, self.writes = {}, 0
 
     def run(self):
         try:
@@ -60,7 +60,8 @@ class Client(threading.Thread):
             return {"status": "unknown"}
 
     def write_own(self):
-        key, value = f"own-{self.number}-{len(self.acknowledged)}", f"{self.random.random()}"
+        self.writes += 1  # each of a key of its own: one of which nothing is known may still take effect
+        key, value = f"own-{self.number}-{self.writes}", f"{self.random.random()}"
         answer = self.ask(op="insert", key=key, value=value, timeout_ms=2000)
         if answer["status"] == "ok":
             self.acknowledged[key] = value
