@@ -65,6 +65,18 @@ TEST(PeerFrame, GoldenBeaconAndAppend) {
             "0e00000000000000" "0f00000000000000" "02000000" "6869");
 }
 
+TEST(PeerFrame, ATimeThatCannotBeCountedOnFromIsNone) {
+  PeerMessage message;
+  message.from = member(1, 2);
+  message.to = InstanceId{3};
+  message.appends.push_back({PartitionId{6}, Epoch{7}, {}, 0, {}, 0, base::from_millis(9'000'000'000'000), {}});
+  std::string bytes = encoded(message);
+  EXPECT_EQ(again(bytes), bytes);  // a clock that is as wrong as that does not cut its node off
+  const std::size_t at = bytes.size() - 4 - 8;
+  bytes.replace(at, 8, 8, '\x7f');
+  EXPECT_EQ(decode_peer(**wire::next_frame(bytes, wire::kMaxFrameSize)).code(), base::Code::invalid);
+}
+
 TEST(PeerFrame, EverythingComesBackWhole) {
   const std::string bytes = encoded(everything());
   EXPECT_EQ(again(bytes), bytes);

@@ -1,5 +1,7 @@
 #include "zht/core/replication/peer_frame.h"
 
+#include <algorithm>
+
 namespace zht::replication {
 namespace {
 
@@ -11,6 +13,8 @@ enum Part : std::uint8_t { part_beacon = 1, part_answer = 2 };
 enum Section : std::uint8_t {
   section_append = 1, section_ack, section_piece, section_piece_ack, section_standing, section_view
 };
+
+constexpr std::uint64_t kLatestMs = 8'000'000'000'000;  // in the year 2223: there is room to count on from there
 
 template <typename Id>
 std::uint32_t id(Id value) { return static_cast<std::uint32_t>(value); }
@@ -106,7 +110,7 @@ class Encoder {
     writer_.u64(one.end);
     put(writer_, one.takeover);
     writer_.u64(one.commit);
-    writer_.u64(base::to_millis(one.time));
+    writer_.u64(std::min(base::to_millis(one.time), kLatestMs));
     writer_.u32(static_cast<std::uint32_t>(one.entries.size()));
     for (const EntryPtr& entry : one.entries) {
       put(writer_, entry->at);
@@ -145,21 +149,20 @@ class Encoder {
   std::size_t start_ = 0, gathered_before_ = 0;
 };
 
-Append decode_append(Reader& in, PartitionId partition, Epoch epoch) {
-  Append one;
-  one.partition = partition;
-  one.epoch = epoch;
+bool decode_append(Reader& in, Append& one) {
   one.previous = get_position(in);
   one.end = in.u64();
   one.takeover = get_position(in);
   one.commit = in.u64();
-  one.time = base::from_millis(in.u64());
+  const std::uint64_t time = in.u64();
+  if (time > kLatestMs) return false;
+  one.time = base::from_millis(time);
   for (std::uint32_t left = in.u32(); left > 0 && in.ok(); left--) {
     const Position at = get_position(in);
     const Bytes payload = in.str();
     if (in.ok()) one.entries.push_back(std::make_shared<const Entry>(Entry{at, std::string(payload)}));
   }
-  return one;
+  return true;
 }
 
 bool decode_ack(Reader& in, Ack& one) {
@@ -204,7 +207,13 @@ Result<PeerMessage> decode_peer(const wire::Frame& frame) {
     const PartitionId partition{in.u32()};
     const Epoch epoch{in.u64()};
     switch (kind) {
-      case section_append: message.appends.push_back(decode_append(in, partition, epoch)); break;
+      case section_append: {
+        Append& one = message.appends.emplace_back();
+        one.partition = partition;
+        one.epoch = epoch;
+        if (!decode_append(in, one)) return fail(Code::invalid, "a message between instances: a partition's time of no calendar");
+        break;
+      }
       case section_ack: {
         Ack& one = message.acks.emplace_back();
         one.partition = partition;
