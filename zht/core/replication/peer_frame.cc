@@ -206,25 +206,21 @@ Result<PeerMessage> decode_peer(const wire::Frame& frame) {
     const std::uint8_t kind = in.u8();
     const PartitionId partition{in.u32()};
     const Epoch epoch{in.u64()};
+    const auto begin = [&](auto& all) -> auto& {
+      auto& one = all.emplace_back();
+      one.partition = partition;
+      one.epoch = epoch;
+      return one;
+    };
     switch (kind) {
-      case section_append: {
-        Append& one = message.appends.emplace_back();
-        one.partition = partition;
-        one.epoch = epoch;
-        if (!decode_append(in, one)) return fail(Code::invalid, "a message between instances: a partition's time of no calendar");
+      case section_append:
+        if (!decode_append(in, begin(message.appends))) return fail(Code::invalid, "a message between instances: a partition's time of no calendar");
         break;
-      }
-      case section_ack: {
-        Ack& one = message.acks.emplace_back();
-        one.partition = partition;
-        one.epoch = epoch;
-        if (!decode_ack(in, one)) return fail(Code::invalid, "a message between instances: an acknowledgement of no known kind");
+      case section_ack:
+        if (!decode_ack(in, begin(message.acks))) return fail(Code::invalid, "a message between instances: an acknowledgement of no known kind");
         break;
-      }
       case section_piece: {
-        SnapshotPiece& one = message.pieces.emplace_back();
-        one.partition = partition;
-        one.epoch = epoch;
+        SnapshotPiece& one = begin(message.pieces);
         one.id = in.u64();
         one.index = in.u64();
         one.last = in.u8() != 0;

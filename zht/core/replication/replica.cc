@@ -36,7 +36,7 @@ Replica::Role Replica::role() const {
 }
 
 bool Replica::is_alone() const {
-  const bool enough = std::min<std::size_t>(view_.need, host_.timing().sync_copies) <= 1;
+  const bool enough = needed() <= 1;
   return role() == Role::primary && view_.sync.size() == 1 && view_.learners.empty() && enough &&
          commit_ == durable_ && durable_ == end_.sequence && held_.empty();
 }
@@ -268,10 +268,7 @@ bool Replica::follows(Member from, Epoch epoch) const {
 
 // --- as the primary: requests ---
 
-bool Replica::serves(Epoch epoch) const {
-  return role() == Role::primary && epoch == view_.epoch &&
-         (wish_.kind != Kind::transfer || broken(Defect::serve_in_transfer));
-}
+bool Replica::serves(Epoch epoch) const { return role() == Role::primary && epoch == view_.epoch && !hands_over(epoch); }
 
 base::WallTime Replica::time() {
   if (is_alone()) clock_.set(host_.now(), host_.wall());
@@ -357,7 +354,7 @@ void Replica::release() {
 void Replica::note_short(const View& before) {
   for (Member one : before.sync)
     if (!member_at(view_, one.instance)) last_lost_ = one.instance;
-  const bool lacks = role() == Role::primary && view_.sync.size() < std::min<std::size_t>(view_.need, host_.timing().sync_copies);
+  const bool lacks = role() == Role::primary && view_.sync.size() < needed();
   if (!lacks) short_since_ = {};
   else if (short_since_ == base::Time{}) short_since_ = host_.now();
 }
@@ -365,11 +362,13 @@ void Replica::note_short(const View& before) {
 std::string Replica::short_words() const {
   std::ostringstream out;
   out << "partition " << static_cast<std::uint32_t>(partition_) << " has " << view_.sync.size() << " of "
-      << std::min<std::size_t>(view_.need, host_.timing().sync_copies) << " synchronous copies, and changes wait for another";
+      << needed() << " synchronous copies, and changes wait for another";
   constexpr std::uint64_t kNodes = 1'000'000;  // of an instance that nobody has told of, the site is no node's
   if (last_lost_ && host_.site_of(*last_lost_).node <= kNodes) out << "; node " << host_.site_of(*last_lost_).node << " was the last to lose one";
   return std::move(out).str();
 }
+
+std::size_t Replica::needed() const { return std::min<std::size_t>(view_.need, host_.timing().sync_copies); }
 
 template <typename Test>
 void Replica::let_go_of(Test test) {
@@ -383,14 +382,14 @@ void Replica::let_go_of(Test test) {
 
 // It may have been committed or not, it may be true or not: only asking again can tell.
 void Replica::let_go() {
-  for (const Held& held : std::exchange(held_, {})) host_.release(partition_, held, false);
+  let_go_of([](const Held&) { return true; });
 }
 
 void Replica::try_commit() {
   if (role() != Role::primary) return;
   if (broken(Defect::acknowledge_early)) return advance(durable_);
   // Fewer than are wanted are enough only for a view that never had as many: a cluster that still grows.
-  if (view_.sync.size() < std::min<std::size_t>(view_.need, host_.timing().sync_copies) && !broken(Defect::few_copies)) return;
+  if (view_.sync.size() < needed() && !broken(Defect::few_copies)) return;
   Version commit = durable_;
   (void)all_of_mine([&](Member one) {
     commit = std::min(commit, followers_.at(one).match);
@@ -416,9 +415,8 @@ base::Duration Replica::patience(Member peer, base::Duration least) const {
 
 // Whether the view is as good without `peer`, or soon will be: another has what it has, or can be taken in.
 bool Replica::has_substitute(Member peer) const {
-  const std::size_t needed = std::min<std::size_t>(view_.need, host_.timing().sync_copies);
   if (in_sync(view_, peer)) {
-    if (view_.sync.size() > needed) return true;
+    if (view_.sync.size() > needed()) return true;
     for (Member one : view_.learners)
       if (one != peer && is_ready(one)) return true;
   }
@@ -938,7 +936,7 @@ bool Replica::is_ready(Member peer) const {
 bool Replica::is_steady(Member peer) const {
   const base::Time now = host_.now();
   const Timing& timing = host_.timing();
-  const bool urgent = view_.sync.size() < std::min<std::size_t>(view_.need, timing.sync_copies);
+  const bool urgent = view_.sync.size() < needed();
   return urgent || now - host_.channel(peer).unsteady() >= timing.grace || now - followers_.at(peer).since > timing.slow;
 }
 

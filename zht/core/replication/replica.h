@@ -272,6 +272,7 @@ class Replica {
   base::Time granted() const;
   bool leased(base::Time granted) const;
   void let_go();
+  std::size_t needed() const;  // sync members, or changes wait
   template <typename Test>
   void let_go_of(Test test);
   void note_short(const View& before);
