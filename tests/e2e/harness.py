@@ -351,9 +351,19 @@ def value_of(answer):
 
 
 def main(*programs, fuse=False):
-    """For a whole test program: exit status 77 and the reason when what all its tests need is lacking."""
+    """For a whole test program: exit status 77, and the reasons, when any of its tests was skipped and none failed."""
     reason = lacking("zht", *programs, fuse=fuse)
     if reason:
         print("skipped: " + reason)
         sys.exit(SKIP)
-    unittest.main(verbosity=2, warnings="ignore")
+    run_tests()
+
+
+def run_tests(verbosity=2):
+    """unittest.main(), which says 0 where tests were skipped; this says 77."""
+    result = unittest.main(verbosity=verbosity, warnings="ignore", exit=False).result
+    if not result.wasSuccessful():
+        sys.exit(1)
+    for test, reason in result.skipped:
+        print(f"skipped: {test.id().removeprefix('__main__.')}: {reason}", flush=True)
+    sys.exit(SKIP if result.skipped else 0)

@@ -75,6 +75,17 @@ class Tidy(unittest.TestCase):
     def none_of(self, violations, rule):
         self.assertFalse(violations, f"{rule}:\n  " + "\n  ".join(violations))
 
+    def test_a_source_includes_its_own_header_first(self):
+        # So that compiling it shows that the header compiles alone (CMakeLists.txt, add_part, relies on it).
+        wrong = []
+        for source in SOURCES:
+            header = os.path.splitext(source)[0] + ".h"
+            if source.endswith(".cc") and header in FILES and source.startswith(tuple(p + "/" for p in PARTS)):
+                first = re.search(r'^#include\s+["<]([^">]+)', read(source), re.MULTILINE)
+                if first is None or first.group(1) != header:
+                    wrong.append(f"{source}: does not include {header} first")
+        self.none_of(wrong, "a source includes its own header first")
+
     def test_the_top_level_is_exactly_what_it_should_be(self):
         top = {p.split("/")[0] for p in FILES}
         surplus = sorted(t for t in top if t not in TOP and not t.startswith("."))

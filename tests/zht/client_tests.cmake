@@ -32,7 +32,7 @@ add_dependencies(zht_client_node_test zht_c_api_test)  # who builds the unit tes
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
 if(NOT ZHT_SANITIZE)
   add_test(NAME zht_python COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/python/client_test.py)
-  set_tests_properties(zht_python PROPERTIES TIMEOUT 600 ENVIRONMENT "ZHT_BUILD=${CMAKE_BINARY_DIR}")
+  set_tests_properties(zht_python PROPERTIES TIMEOUT 600 SKIP_RETURN_CODE 77 ENVIRONMENT "ZHT_BUILD=${CMAKE_BINARY_DIR}")
 endif()
 # Projects outside the tree, with the installed libraries.
 if(NOT ZHT_SANITIZE)

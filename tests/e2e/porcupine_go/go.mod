@@ -1,5 +1,5 @@
 module zht.test/porcupine_go
 
-go 1.21
+go 1.18
 
-require github.com/anishathalye/porcupine v1.3.1
+require github.com/anishathalye/porcupine v0.1.6

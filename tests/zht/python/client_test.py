@@ -16,6 +16,9 @@ import textwrap
 import time
 import unittest
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "..", "e2e"))
+import harness  # noqa: E402
+
 TREE = os.path.realpath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))
 PACKAGE = os.path.join(TREE, "zht", "python")
 BUILD = os.path.realpath(os.environ.get("ZHT_BUILD", os.path.join(TREE, "build", "release")))
@@ -369,6 +372,6 @@ if __name__ == "__main__":
         sys.exit(f"{BUILD} has no lib/libzht.so or bin/zht; build zht_c and zht_program")
     try:
         Installed.make()
-        unittest.main(verbosity=1)
+        harness.run_tests(verbosity=1)
     finally:
         shutil.rmtree(Installed.folder, ignore_errors=True)
