@@ -26,7 +26,7 @@ constexpr KnownDefect kKnown[] = {
     {"trust_old_refusal", Defect::trust_old_refusal, 300, true, Emphasis::refusals},
     {"no_retry_table", Defect::no_retry_table, 300},
     {"forget_refusals", Defect::forget_refusals, 400, false},
-    {"keep_results_of_truncated", Defect::keep_results_of_truncated, 300},
+    {"keep_results_of_truncated", Defect::keep_results_of_truncated, 1'000},
     {"wake_uncommitted", Defect::wake_uncommitted, 300},
 };
 

@@ -29,6 +29,7 @@ struct Request {
   Epoch epoch{0};
   std::uint64_t ttl_ms = 0;  // insert
   bool eventual = false;     // lookup: of any member
+  InstanceId to{0};          // who is asked
   bool again = false;        // it may have been sent before
   bool changes() const { return verb != Verb::lookup && verb != Verb::watch; }
 };

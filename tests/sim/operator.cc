@@ -8,6 +8,15 @@
 
 namespace zht::sim {
 
+namespace {
+
+void wipe(base::MemoryFiles& disk) {
+  for (const std::string& path : disk.paths())
+    CHECK(disk.remove(path).has_value() && disk.sync_folder(path.substr(0, path.find('/'))).has_value());
+}
+
+}  // namespace
+
 void Cluster::destroy() {
   const auto p = static_cast<std::uint32_t>(random.below(partition_count));
   const View view = latest_[p];
@@ -16,7 +25,7 @@ void Cluster::destroy() {
   std::size_t keepers_away = 0;
   result.disasters++;
   for (Member one : victims) {
-    const int i = static_cast<int>(static_cast<std::uint32_t>(one.instance));
+    const int i = home(one.instance);
     Node& node = nodes[static_cast<std::size_t>(i)];
     if (node.up) node.stop(false);
     // A majority of the keepers must be there, or nobody can decide anything.
@@ -24,7 +33,7 @@ void Cluster::destroy() {
     const bool emptied = soon || random.chance(0.5);
     node.disk.fail_syncs(false);
     if (emptied)
-      for (const std::string& path : node.disk.paths()) CHECK(node.disk.remove(path).has_value() && node.disk.sync_folder("store").has_value());
+      wipe(node.disk);
     node.removed = !soon;
     say("n%d is destroyed%s", i, soon ? ", and comes back empty" : emptied ? ", and its disk" : "; its disk is found again later");
     if (soon) at(now + between(random, 50 * ms, 900 * ms), [this, i] { restart(i); });
@@ -38,18 +47,19 @@ void Cluster::operate() {
     View view;
     std::vector<CopyReport> reports;
     for (Node& node : nodes) {
-      if (!node.up || now < node.paused_until || node.replicator->failed()) continue;
+      if (!node.up || now < node.paused_until) continue;
       if (const View& known = node.manager->view(PartitionId{p}); known.epoch > view.epoch) view = known;
-      reports.push_back(node.replicator->report(PartitionId{p}));
+      for (const Seat& seat : node.seats)
+        if (!seat.replicator->failed()) reports.push_back(seat.replicator->report(PartitionId{p}));
     }
-    const Prognosis is = prognosis(view, reports, [this](InstanceId one) { return nodes[static_cast<std::uint32_t>(one)].removed; });
+    const Prognosis is = prognosis(view, reports, [this](InstanceId one) { return node_of(one).removed; });
     if (view.epoch == Epoch{0} || is.outlook != Prognosis::Outlook::lost || !is.best) continue;
     const CopyReport& best = reports[*is.best];
     const auto i = static_cast<std::uint32_t>(best.self.instance);
-    say("partition %u is lost in view %s: n%u goes on with %llu of %llu entries", p, to_string(view).c_str(), i,
+    say("partition %u is lost in view %s: instance %u goes on with %llu of %llu entries", p, to_string(view).c_str(), i,
         static_cast<unsigned long long>(best.end.sequence), static_cast<unsigned long long>(is.known_end));
     given_up_.insert({p, view.epoch, best.self});
-    nodes[i].take_over(PartitionId{p}, view.epoch, best.end);
+    node_of(best.self.instance).seat_of(best.self.instance).take_over(PartitionId{p}, view.epoch, best.end);
   }
   if (now < work_until) at(now + between(random, 150 * ms, 400 * ms), [this] { operate(); });
 }
@@ -68,8 +78,8 @@ void Cluster::destroy_keepers() {
     // What all keepers had on their disks, and nobody else remembers, nobody can bring back.
     const bool emptied = random.chance(0.4) && (victims.size() < keepers.size() || one != victims.front());
     if (emptied) {
-      for (const auto& [disk, folder] : {std::pair(&node.disk, "store"), std::pair(&node.keeper_disk, "keeper")})
-        for (const std::string& path : disk->paths()) CHECK(disk->remove(path).has_value() && disk->sync_folder(folder).has_value());
+      wipe(node.disk);
+      wipe(node.keeper_disk);
     }
     node.removed = true;
     say("keeper n%d is destroyed%s", static_cast<int>(one), emptied ? ", and its disk" : "; its disk is found again later");
@@ -109,7 +119,7 @@ void Cluster::replace_keepers() {
 
 bool Node::keep_alone(std::uint64_t config) {
   bool done = false;
-  round([&] {
+  const auto keep = [&] {
     const std::vector<View> newest = [&] {
       std::vector<View> all;
       for (std::uint32_t p = 0; p < world_.partition_count; p++) all.push_back(world_.latest(p));
@@ -126,7 +136,9 @@ bool Node::keep_alone(std::uint64_t config) {
       world_.result.undone++;
       world_.history.give_up(p);
     }
-  });
+  };
+  keep();
+  after_turn();
   return done;
 }
 
@@ -142,13 +154,6 @@ void Cluster::look_for_abandoned(std::uint32_t p, const View& view) {
 void Client::forget(std::uint32_t partition) {
   std::erase_if(seen_, [&](const auto& one) { return one.first.first == partition; });
   forgot_[partition] = world_.now;
-}
-
-void Node::take_over(PartitionId partition, Epoch epoch, Position end) {
-  round([&] {
-    const auto told = instance->take_over(partition, epoch, end);
-    if (!told) world_.say("n%d refuses: %s", id_, told.error().message.c_str());
-  });
 }
 
 }  // namespace zht::sim

@@ -133,7 +133,7 @@ TEST(Loaded, ViewsDoNotChangeAtEverySilence) {
 }
 
 // Who hardly runs, and has nobody to take its place, is not dropped and taken in again all the time, for each time it has to begin
-// anew: views changed 15 times a seed, and 11 times since.
+// anew: views changed 15 times a seed, and 11 or 12 times since.
 TEST(Starved, IsWaitedForWhereNobodyElseIs) {
   RunOptions options;
   options.emphasis = RunOptions::Emphasis::starved;
@@ -147,7 +147,7 @@ TEST(Starved, IsWaitedForWhereNobodyElseIs) {
     sum.happened += result.happened;
   }
   EXPECT_GT(sum.happened.of(Happened::stalled), 20 * seeds);
-  EXPECT_LT(sum.views, (kSanitized ? 20 : 13) * seeds);
+  EXPECT_LT(sum.views, (kSanitized ? 20 : 14) * seeds);
 }
 
 // All synchronous copies of a partition are destroyed, and a person goes on with what is left: nothing is lost elsewhere, and

@@ -1,4 +1,5 @@
-// The simulator's inside: the world, its nodes and its clients. cluster.cc is what they do; others play in it.
+// The simulator's inside: the world (cluster.cc), its nodes (node.cc) with their instances (seat.cc), and its clients (client.cc);
+// others play in it. Instance i is at node i % kNodes.
 #pragma once
 
 #include <array>
@@ -34,63 +35,56 @@ inline constexpr int kNodes = 6, kSeeds = 4, kKeepers = 3, kClients = 6;  // nod
 inline constexpr int kClientBase = 100, kReader = kClientBase + kClients;
 inline constexpr const char* kKeys[] = {"a", "b", "c", "x"};
 
+inline int home(InstanceId instance) { return static_cast<int>(static_cast<std::uint32_t>(instance) % kNodes); }
+
 inline Micros between(base::Random& random, Micros a, Micros b) {
   return a + static_cast<Micros>(random.below(static_cast<std::uint64_t>(b - a + 1)));
 }
 
 class Cluster;
 
-class Node final : public ReplicationObserver {
- public:
-  Node(Cluster& world, int id);
-  void start();
-  void stop(bool power);
-  void deliver(int from, const PacketPtr& packet);
-  void set_goal(PartitionId partition, const Goal& goal);
-  void take_over(PartitionId partition, Epoch epoch, Position end);
-  bool keep_alone(std::uint64_t config);
-  void set_clock(double rate, Micros wall_ahead);
-  int number() const { return id_; }
-  Member self() const { return {InstanceId{static_cast<std::uint32_t>(id_)}, incarnation}; }
-  Micros local(Micros now) const { return offset_ + static_cast<Micros>(static_cast<double>(now) * rate_); }
+class Node;
 
-  bool up = false, powered = true, known = false, leaving = false;
-  bool removed = false;  // its machine is gone, and nobody starts it
-  Micros paused_until = 0;
-  std::map<std::uint64_t, Micros> ended;  // by incarnation: when
-  base::MemoryFiles disk, keeper_disk;
-  std::uint64_t incarnation = 1, boot = 1;
+// One instance of a node, with rounds of its own: the real thing over the node's disk, or the bare protocol.
+class Seat final : public ReplicationObserver {
+ public:
+  Seat(Node& node, int place);
+  bool open();  // false: it died meanwhile
+  void close();
+  // One round of its event loop: what came, then the disk, then what may be said.
+  void round(const std::function<void()>& work);
+  void on_peer(const PeerMessage& message);
+  void on_request(int from, const Request& asked);
+  void tick();
+  void adopt(PartitionId partition, const View& view);
+  void take_over(PartitionId partition, Epoch epoch, Position end);
+  void sync();  // under durability interval, now and then
+  void set_full(bool full);
+  void check_tables(const char* when);
+  void drop_watches();
+  void note_rewinds();
+
+  InstanceId id() const;
+  Member self() const;
+  std::string folder() const;
   std::unique_ptr<SimStore> store;     // of the bare protocol
   std::unique_ptr<Instance> instance;  // or else
   Replicator* replicator = nullptr;
-  bool is_full() const { return full_; }
-  void set_full(bool full);
-  void check_tables(const char* when);
-  std::unique_ptr<Manager> manager;
-  std::unique_ptr<Keepership> keepership;
 
  private:
-  Result<RegisterStore*> open_registers();
-  bool load_registers();
-  void die_opening();
-  base::Time now() const;
-  base::WallTime wall() const { return base::from_millis(kWallMillis) + std::chrono::microseconds(local(world_now()) + wall_ahead_); }
-  Micros world_now() const;
-  bool open_instance();  // false: it died meanwhile
+  bool open_instance();
   void open_protocol();
   void instance_round(const std::function<void()>& work);
-  void take_frames(Bytes frames);
-  void on_frame_request(int from, const Request& asked);
-  void note_alone(bool shown);
-  void sync_instance();
-  void round(const std::function<void()>& work);
   void finish(base::Time at);
-  void sync_soon();
-  void tick();
+  void finish_later(base::Time begun);
+  bool stalls();
   void after_round();
+  void take_frames(Bytes frames);
+  void note_alone(bool shown);
+  void sync_soon();
   void note_failure();
   void fail();
-  void reply_retry(int to, const Request& request);
+  std::string name() const;
 
   void on_promoted(Member, PartitionId partition) override;
   void on_appended(Member, PartitionId partition, const Entry& entry, Position previous) override;
@@ -98,21 +92,14 @@ class Node final : public ReplicationObserver {
   void on_broken(Member, PartitionId, std::string_view what) override;
   void on_forgotten(Member, PartitionId partition, const View& view) override;
 
+  Node& node_;
   Cluster& world_;
-  const int id_;
-  std::uint64_t life_ = 0;  // to tell events of an earlier process
-  double rate_ = 1;
-  Micros offset_ = 0, wall_ahead_ = 0;
+  const int place_;
   Micros synced_at_ = 0;
-  std::uint64_t config_ = 1, voted_ = 0;  // who keeps, as durably noted, and in what this node has voted
-  std::vector<NodeId> keepers_;
-  std::unique_ptr<novoht::Store> registers_;
-  std::unique_ptr<RegisterStore> register_store_;
   bool syncing_ = false, finish_later_ = false, failure_noted_ = false;
   std::uint64_t marked_ = 0, unsynced_ = 0;
-  std::unique_ptr<Replicator> own_;      // of the bare protocol
+  std::unique_ptr<Replicator> own_;  // of the bare protocol
   std::unique_ptr<BareServer> server_;
-  bool full_ = false;
   struct Asked {
     int client;
     Request request;
@@ -121,6 +108,60 @@ class Node final : public ReplicationObserver {
   std::uint64_t next_frame_ = 1;
   std::string out_;                       // frames that may leave at the round's end
   std::map<std::uint32_t, Position> seen_;  // by partition: where the log was after the last round
+};
+
+// A machine with one process: a manager, perhaps a keeper, and instances.
+class Node {
+ public:
+  Node(Cluster& world, int id);
+  void start();
+  void stop(bool power);
+  void deliver(int from, const PacketPtr& packet);
+  void set_goal(PartitionId partition, const Goal& goal);
+  bool keep_alone(std::uint64_t config);
+  void set_clock(double rate, Micros wall_ahead);
+  int number() const { return id_; }
+  std::uint64_t life() const { return life_; }
+  Cluster& world() { return world_; }
+  Micros local(Micros now) const { return offset_ + static_cast<Micros>(static_cast<double>(now) * rate_); }
+  base::Time now() const;
+  base::WallTime wall() const { return base::from_millis(kWallMillis) + std::chrono::microseconds(local(world_now()) + wall_ahead_); }
+  Seat& seat_of(InstanceId instance);
+  bool has_failed() const;  // the store of an instance
+  // After anything that happened here: what follows from it for the cluster.
+  void after_turn();
+  void reply_retry(int to, const Request& request);
+
+  bool up = false, powered = true, known = false, leaving = false;
+  bool removed = false;  // its machine is gone, and nobody starts it
+  Micros paused_until = 0;
+  std::map<std::uint64_t, Micros> ended;  // by incarnation: when
+  base::MemoryFiles disk, keeper_disk;
+  std::uint64_t incarnation = 1, boot = 1;
+  std::uint32_t rack = 0;
+  bool is_full() const { return full_; }
+  void set_full(bool full);
+  std::deque<Seat> seats;
+  std::unique_ptr<Manager> manager;
+  std::unique_ptr<Keepership> keepership;
+
+ private:
+  Result<RegisterStore*> open_registers();
+  bool load_registers();
+  void die_opening();
+  Micros world_now() const;
+  void tick();
+
+  Cluster& world_;
+  const int id_;
+  std::uint64_t life_ = 0;  // to tell events of an earlier process
+  double rate_ = 1;
+  Micros offset_ = 0, wall_ahead_ = 0;
+  std::uint64_t config_ = 1, voted_ = 0;  // who keeps, as durably noted, and in what this node has voted
+  std::vector<NodeId> keepers_;
+  std::unique_ptr<novoht::Store> registers_;
+  std::unique_ptr<RegisterStore> register_store_;
+  bool full_ = false;
 };
 
 class Client {
@@ -183,6 +224,9 @@ class Cluster {
   void tell(int from, int to, const Packet& packet);
   View& latest(std::uint32_t partition) { return latest_[partition]; }
   static std::string name(int node) { return "n" + std::to_string(node); }
+  Node& node_of(InstanceId instance) { return nodes[static_cast<std::size_t>(home(instance))]; }
+  // Some instance of any node.
+  InstanceId any_instance() { return InstanceId{static_cast<std::uint32_t>(random.below(kNodes * static_cast<std::uint64_t>(seat_count)))}; }
 
   base::Random random;
   const RunOptions options;
@@ -197,6 +241,7 @@ class Cluster {
   std::vector<NodeId> keepers;  // ... and who they are
   bool always = true;  // durability: else what was written is acknowledged, and synced within a second
   std::uint32_t partition_count = 1;
+  int seat_count = 1;  // instances of a node
   std::vector<View> first;
   std::vector<int> seeds;
   bool slow_disk = false;
@@ -215,7 +260,8 @@ class Cluster {
 
   void fault();
   void crash(int node, bool power);
-  void reaped(Member who, int times);
+  void reaped(int node, std::uint64_t life, int times);
+  static bool has_part(const View& view, int node);
   void rot(int node);
   void rot_keeper(int node, bool power);
   void cut(Links links, Micros hold);
