@@ -41,6 +41,8 @@ class FakeClock final : public Clock {
 inline std::uint64_t to_millis(WallTime t) {
   return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(t.time_since_epoch()).count());
 }
-inline WallTime from_millis(std::uint64_t ms) { return WallTime{std::chrono::milliseconds(ms)}; }
+// The last millisecond that a WallTime can hold, in the year 2262; whatever number comes in from outside is no later.
+inline constexpr std::uint64_t kLatestMillis = 9'223'372'036'854;
+inline WallTime from_millis(std::uint64_t ms) { return WallTime{std::chrono::milliseconds(ms < kLatestMillis ? ms : kLatestMillis)}; }
 
 }  // namespace base

@@ -17,9 +17,6 @@ constexpr char kSnapshotMagic[] = "NoVoHTsn";
 
 constexpr std::uint32_t kReused = 1;  // a flag of a segment's header
 
-// The last millisecond that a WallTime can hold.
-constexpr std::uint64_t kLastMilli = std::uint64_t{std::numeric_limits<std::int64_t>::max()} / 1'000'000;
-
 // Checksums of a record begin with its own place.
 std::uint32_t seed_of(std::uint64_t salt, std::uint64_t offset) {
   char place[16];
@@ -219,7 +216,7 @@ std::optional<Change> ChangeReader::next() {
   const std::uint16_t key_size = in_.u16();
   const std::uint32_t value_size = in_.u32();
   Change change;
-  if (kind & kHasExpiry) change.expires = base::from_millis(std::min<std::uint64_t>(in_.u64(), kLastMilli));
+  if (kind & kHasExpiry) change.expires = base::from_millis(in_.u64());
   change.kind = static_cast<Change::Kind>(kind & ~kHasExpiry);
   change.key = in_.raw(key_size);
   change.value = in_.raw(value_size);
@@ -311,7 +308,7 @@ std::optional<CheckpointEntry> parse_checkpoint_entry(base::Reader& in) {
   const std::uint8_t flags = in.u8();
   const std::uint16_t key_size = in.u16();
   entry.version = in.u64();
-  if (flags & 1) entry.expires_ms = in.u64();
+  if (flags & 1) entry.expires_ms = std::min(in.u64(), base::kLatestMillis);
   entry.value_size = in.u64();
   if (flags & 2) entry.fragment_count = in.u32();
   entry.key = in.raw(key_size);

@@ -10,6 +10,8 @@ using namespace zht;
 
 namespace {
 
+constexpr std::uint32_t kPartitions = 1024;
+
 wire::Frame frame_in(const std::string& bytes) {
   const auto frame = wire::next_frame(bytes, wire::kMaxFrameSize);
   CHECK(frame && *frame && (*frame)->size == bytes.size(), "what was encoded is one frame");
@@ -17,12 +19,12 @@ wire::Frame frame_in(const std::string& bytes) {
 }
 
 void peer(const wire::Frame& frame) {
-  const auto message = replication::decode_peer(frame);
+  const auto message = replication::decode_peer(frame, kPartitions);
   if (!message) return;
   wire::Gathered said, again;
   replication::encode_peer(said, *message, 1);
   const std::string bytes = said.whole();
-  const auto heard = replication::decode_peer(frame_in(bytes));
+  const auto heard = replication::decode_peer(frame_in(bytes), kPartitions);
   CHECK(heard, "a message between instances cannot be read back");
   replication::encode_peer(again, *heard, 1);
   CHECK(again.whole() == bytes, "a message between instances changes on its way");
@@ -31,11 +33,11 @@ void peer(const wire::Frame& frame) {
 void manager(const wire::Frame& frame) {
   static const bool quiet = (google::protobuf::SetLogHandler(nullptr), true);
   (void)quiet;
-  const auto message = server::decode_manager(frame);
+  const auto message = server::decode_manager(frame, kPartitions);
   if (!message) return;
   std::string said, again;
   server::encode_manager(said, *message, 1);
-  const auto heard = server::decode_manager(frame_in(said));
+  const auto heard = server::decode_manager(frame_in(said), kPartitions);
   CHECK(heard, "a message between managers cannot be read back");
   server::encode_manager(again, *heard, 1);
   CHECK(again == said, "a message between managers changes on its way");

@@ -1,6 +1,8 @@
 // What nodes say to each other, as bytes: golden ones, whole circles, and refusals.
 #include <gtest/gtest.h>
 
+#include <functional>
+
 #include "zht/core/replication/peer_frame.h"
 #include "zht/server/manager_codec.h"
 
@@ -43,7 +45,7 @@ std::string encoded(const PeerMessage& message) {
 std::string again(const std::string& bytes) {
   const auto frame = wire::next_frame(bytes, wire::kMaxFrameSize);
   EXPECT_TRUE(frame && *frame);
-  const auto message = decode_peer(**frame);
+  const auto message = decode_peer(**frame, 64);
   EXPECT_TRUE(message) << message.error().message;
   return encoded(*message);
 }
@@ -74,7 +76,7 @@ TEST(PeerFrame, ATimeThatCannotBeCountedOnFromIsNone) {
   EXPECT_EQ(again(bytes), bytes);  // a clock that is as wrong as that does not cut its node off
   const std::size_t at = bytes.size() - 4 - 8;
   bytes.replace(at, 8, 8, '\x7f');
-  EXPECT_EQ(decode_peer(**wire::next_frame(bytes, wire::kMaxFrameSize)).code(), base::Code::invalid);
+  EXPECT_EQ(decode_peer(**wire::next_frame(bytes, wire::kMaxFrameSize), 64).code(), base::Code::invalid);
 }
 
 TEST(PeerFrame, EverythingComesBackWhole) {
@@ -82,7 +84,7 @@ TEST(PeerFrame, EverythingComesBackWhole) {
   EXPECT_EQ(again(bytes), bytes);
   const auto frame = wire::next_frame(bytes, wire::kMaxFrameSize);
   EXPECT_EQ(cluster_of(**frame), 0x1122u);
-  const auto message = decode_peer(**frame);
+  const auto message = decode_peer(**frame, 64);
   ASSERT_TRUE(message);
   EXPECT_EQ(message->appends.at(0).entries.at(0)->payload, "abc");
   EXPECT_EQ(message->views.at(0).view, everything().views[0].view);
@@ -104,7 +106,7 @@ TEST(PeerFrame, LongPayloadsAreGatheredAndNotCopied) {
   const auto frame = wire::next_frame(bytes, wire::kMaxFrameSize);
   ASSERT_TRUE(frame && *frame);
   EXPECT_EQ((*frame)->size, bytes.size());
-  const auto read = decode_peer(**frame);
+  const auto read = decode_peer(**frame, 64);
   ASSERT_TRUE(read);
   EXPECT_EQ(read->appends[0].entries[0]->payload, one->payload);
   EXPECT_EQ(read->appends[0].entries[1]->payload, "short");
@@ -124,7 +126,7 @@ TEST(PeerFrame, WhatIsMuchTravelsInSeveralFrames) {
     ASSERT_TRUE(frame && *frame);
     EXPECT_LE((*frame)->size, kPeerFrameSize + (2u << 20));
     rest.remove_prefix((*frame)->size);
-    const auto part = decode_peer(**frame);
+    const auto part = decode_peer(**frame, 64);
     ASSERT_TRUE(part);
     EXPECT_EQ(part->from, message.from);
     frames++;
@@ -143,13 +145,102 @@ TEST(PeerFrame, WhatIsCutShortOrUnknownIsRefused) {
   std::size_t refused = 0;
   for (std::size_t size = 0; size < whole.size(); size++) {
     frame.value = whole.substr(0, size);
-    refused += !decode_peer(frame).has_value();
+    refused += !decode_peer(frame, 64).has_value();
   }
   // A message may end after each of its parts.
   EXPECT_EQ(refused, whole.size() - 6);
   std::string strange = std::string(whole) + std::string(13, '\x7f');
   frame.value = strange;
-  EXPECT_EQ(decode_peer(frame).code(), Code::unsupported);
+  EXPECT_EQ(decode_peer(frame, 64).code(), Code::unsupported);
+}
+
+constexpr std::uint64_t kHuge[] = {kLastNumber + 1, ~std::uint64_t{0} - 1, ~std::uint64_t{0}};
+
+// What a cluster of two partitions says of a message with this in it.
+Code said_of(const std::function<void(PeerMessage&)>& change) {
+  PeerMessage message = everything();
+  message.departures[0].partition = PartitionId{1};
+  change(message);
+  const std::string bytes = encoded(message);
+  const auto read = decode_peer(**wire::next_frame(bytes, wire::kMaxFrameSize), 2);
+  EXPECT_TRUE(read || read.error().message.starts_with("a message between instances: ")) << read.error().message;
+  return read ? Code::ok : read.code();
+}
+
+TEST(PeerFrame, NumbersThatCannotBeAreRefused) {
+  EXPECT_EQ(said_of([](PeerMessage&) {}), Code::ok);
+  const std::vector<std::function<PartitionId&(PeerMessage&)>> partitions{
+      [](PeerMessage& m) -> auto& { return m.departures[0].partition; }, [](PeerMessage& m) -> auto& { return m.appends[0].partition; },
+      [](PeerMessage& m) -> auto& { return m.acks[0].partition; },       [](PeerMessage& m) -> auto& { return m.pieces[0].partition; },
+      [](PeerMessage& m) -> auto& { return m.piece_acks[0].partition; }, [](PeerMessage& m) -> auto& { return m.standings[0].partition; },
+      [](PeerMessage& m) -> auto& { return m.views[0].partition; }};
+  for (const auto& partition : partitions)
+    for (const std::uint32_t number : {2u, 3u, 1u << 20, ~0u})
+      EXPECT_EQ(said_of([&](PeerMessage& m) { partition(m) = PartitionId{number}; }), Code::invalid) << number;
+  const std::vector<std::function<void(PeerMessage&, std::uint64_t)>> numbers{
+      [](PeerMessage& m, std::uint64_t n) { m.departures[0].epoch = Epoch{n}; }, [](PeerMessage& m, std::uint64_t n) { m.appends[0].epoch = Epoch{n}; },
+      [](PeerMessage& m, std::uint64_t n) { m.appends[0].end = n; },             [](PeerMessage& m, std::uint64_t n) { m.appends[0].previous.sequence = n; },
+      [](PeerMessage& m, std::uint64_t n) { m.appends[0].takeover.sequence = n; }, [](PeerMessage& m, std::uint64_t n) { m.appends[0].commit = n; },
+      [](PeerMessage& m, std::uint64_t n) { m.acks[0].epoch = Epoch{n}; },       [](PeerMessage& m, std::uint64_t n) { m.acks[0].match = n; },
+      [](PeerMessage& m, std::uint64_t n) { m.acks[0].hint.sequence = n; },      [](PeerMessage& m, std::uint64_t n) { m.pieces[0].index = n; },
+      [](PeerMessage& m, std::uint64_t n) { m.pieces[0].at.epoch = Epoch{n}; },  [](PeerMessage& m, std::uint64_t n) { m.standings[0].end.sequence = n; },
+      [](PeerMessage& m, std::uint64_t n) { m.views[0].view.epoch = Epoch{n}; }, [](PeerMessage& m, std::uint64_t n) { m.seen = n; }};
+  for (const auto& set : numbers)
+    for (const std::uint64_t number : kHuge) EXPECT_EQ(said_of([&](PeerMessage& m) { set(m, number); }), Code::invalid) << number;
+}
+
+TEST(PeerFrame, EntriesThatDoNotFollowEachOtherAreRefused) {
+  EXPECT_EQ(said_of([](PeerMessage& m) { m.appends[0].entries[1] = entry(2, 6, ""); }), Code::invalid);
+  EXPECT_EQ(said_of([](PeerMessage& m) { m.appends[0].entries[0] = entry(2, 0, ""); }), Code::invalid);
+  EXPECT_EQ(said_of([](PeerMessage& m) { m.appends[0].entries[1] = entry(1, 5, ""); }), Code::invalid) << "an older epoch after a newer";
+  EXPECT_EQ(said_of([](PeerMessage& m) { m.appends[0].entries[1] = entry(3, 5, ""); }), Code::invalid) << "an epoch that is not yet";
+}
+
+TEST(PeerFrame, AViewThatIsNoneIsRefused) {
+  const auto with = [](const std::function<void(View&)>& change) { return said_of([&](PeerMessage& m) { change(m.views[0].view); }); };
+  EXPECT_EQ(with([](View& view) { view.primary = member(7, 8); }), Code::invalid) << "led by a learner";
+  EXPECT_EQ(with([](View& view) { view.sync.clear(); }), Code::invalid);
+  EXPECT_EQ(with([](View& view) { view.learners.push_back(member(3, 9)); }), Code::invalid) << "an instance is in it twice";
+  EXPECT_EQ(with([](View& view) { view.need = 65; }), Code::invalid);
+  EXPECT_EQ(with([](View& view) { for (std::uint32_t i = 100; i < 164; i++) view.learners.push_back(member(i, 1)); }), Code::invalid);
+}
+
+TEST(ManagerCodec, NumbersThatCannotBeAreRefused) {
+  const auto said = [](const std::function<void(ManagerMessage&)>& change) {
+    ManagerMessage message;
+    message.from = NodeId{1};
+    message.to = NodeId{2};
+    message.views.push_back({PartitionId{1}, View{Epoch{9}, member(1, 2), {member(1, 2)}, {}, 1}});
+    message.keeper.resize(1);
+    message.goals.push_back({PartitionId{1}, {InstanceId{1}, {InstanceId{1}}}});
+    message.nodes.push_back({NodeId{3}, 4, {member(1024, 2)}});
+    message.install.resize(1);
+    change(message);
+    std::string bytes;
+    server::encode_manager(bytes, message, 5);
+    const auto read = server::decode_manager(**wire::next_frame(bytes, wire::kMaxFrameSize), 2);
+    return read ? Code::ok : read.code();
+  };
+  EXPECT_EQ(said([](ManagerMessage&) {}), Code::ok);
+  EXPECT_EQ(said([](ManagerMessage& m) { m.views[0].partition = PartitionId{2}; }), Code::ok) << "the register of numbers";
+  EXPECT_EQ(said([](ManagerMessage& m) { m.views[0].partition = PartitionId{3}; }), Code::invalid);
+  EXPECT_EQ(said([](ManagerMessage& m) { m.goals[0].partition = PartitionId{2}; }), Code::invalid);
+  EXPECT_EQ(said([](ManagerMessage& m) { m.goals[0].goal.members.resize(65); }), Code::invalid);
+  EXPECT_EQ(said([](ManagerMessage& m) { m.keeper[0].partition = PartitionId{4}; }), Code::invalid);
+  EXPECT_EQ(said([](ManagerMessage& m) { m.epochs.resize(4); }), Code::invalid);
+  EXPECT_EQ(said([](ManagerMessage& m) { m.keepers.resize(65); }), Code::invalid);
+  EXPECT_EQ(said([](ManagerMessage& m) { m.install.resize(6); }), Code::invalid);
+  EXPECT_EQ(said([](ManagerMessage& m) { m.nodes[0].about.assign(70'000, 'x'); }), Code::invalid);
+  EXPECT_EQ(said([](ManagerMessage& m) { m.nodes[0].instances.resize(1025); }), Code::invalid);
+  for (const std::uint64_t number : kHuge) {
+    EXPECT_EQ(said([&](ManagerMessage& m) { m.views[0].view.epoch = Epoch{number}; }), Code::invalid);
+    EXPECT_EQ(said([&](ManagerMessage& m) { m.keeper[0].epoch = Epoch{number}; }), Code::invalid);
+    EXPECT_EQ(said([&](ManagerMessage& m) { m.keeper[0].ballot.round = number; }), Code::invalid);
+    EXPECT_EQ(said([&](ManagerMessage& m) { m.epochs = {Epoch{number}}; }), Code::invalid);
+    EXPECT_EQ(said([&](ManagerMessage& m) { m.config = number; }), Code::invalid);
+    EXPECT_EQ(said([&](ManagerMessage& m) { m.nodes[0].heartbeat = number; }), Code::invalid);
+    EXPECT_EQ(said([&](ManagerMessage& m) { m.install[0].promised.round = number; }), Code::invalid);
+  }
 }
 
 TEST(ManagerCodec, EverythingComesBackWhole) {
@@ -178,7 +269,7 @@ TEST(ManagerCodec, EverythingComesBackWhole) {
   const auto frame = wire::next_frame(bytes, wire::kMaxFrameSize);
   ASSERT_TRUE(frame && *frame);
   EXPECT_EQ((*frame)->type, wire::FrameType::manager);
-  const auto read = server::decode_manager(**frame);
+  const auto read = server::decode_manager(**frame, 64);
   ASSERT_TRUE(read);
   EXPECT_EQ(read->keeper.at(0).change, change.change);
   EXPECT_EQ(read->keeper.at(1).view, promise.view);

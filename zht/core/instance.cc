@@ -95,7 +95,8 @@ Result<std::unique_ptr<Instance>> Instance::open(base::FileSystem& files, std::s
   instance->results_ = &instance->replicated_->results();
   const replication::Member self{known.id, known.incarnation};
   instance->replicator_ =
-      std::make_unique<replication::Replicator>(self, known.timing, *instance->replicated_, known.defects, known.observer);
+      std::make_unique<replication::Replicator>(replication::ReplicatorOptions{self, instance->partitions(), known.timing, known.defects, known.observer},
+                                                *instance->replicated_);
   // In a cluster with the first round: from the moment a view is adopted time runs, and here it is not known.
   if (!known.clustered) instance->take_up();
   for (PartitionId held : instance->replicated_->partitions()) {
@@ -250,7 +251,7 @@ void Instance::on_peer(const replication::PeerMessage& message) {
 }
 
 void Instance::adopt(PartitionId partition, const replication::View& view) {
-  if (number_of(partition) >= partitions() || view.epoch <= views_[number_of(partition)].epoch) return;
+  if (number_of(partition) >= partitions() || !replication::may_follow(views_[number_of(partition)].epoch, view.epoch)) return;
   views_[number_of(partition)] = view;
   replicator_->adopt(partition, view);
   refresh(partition);

@@ -173,6 +173,7 @@ class Instance {
   bool is_alone(PartitionId partition) const { return alone_epoch(partition) != 0; }
   std::uint64_t alone_epoch(PartitionId partition) const { return epochs_[static_cast<std::uint32_t>(partition)]; }  // 0: it is not
   Epoch epoch_of(PartitionId partition) const { return view_of(partition).epoch; }
+  std::uint32_t partitions() const { return static_cast<std::uint32_t>(views_.size()); }  // of the cluster
 
   static constexpr base::Duration kTick = std::chrono::milliseconds(20);
 
@@ -189,7 +190,6 @@ class Instance {
 
   Instance(InstanceOptions options, const Procedures& procedures, std::vector<replication::View> views);
 
-  std::uint32_t partitions() const { return static_cast<std::uint32_t>(views_.size()); }
   void execute(ConnectionId from, const wire::Frame& frame, const wire::OperationView& operation, std::string& out);
   void on_replicated(ConnectionId from, const wire::Frame& frame, const wire::OperationView& operation, std::string& out);
   bool may_read_eventually(replication::Replica* replica, PartitionId partition, const wire::OperationView& operation) const;

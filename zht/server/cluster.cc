@@ -199,6 +199,17 @@ void Cluster::set_left() {
 
 void Cluster::on_message(const ManagerMessage& message, base::Time now) {
   if (id(message.to) != self()) return;
+  // A message may come before the news that a node which it tells of has a number. It is told again.
+  const auto unknown = [&](const NodeInfo& one) { return id(one.node) != self() && !belongs(one.node); };
+  if (std::any_of(message.nodes.begin(), message.nodes.end(), unknown)) {
+    ManagerMessage known = message;
+    std::erase_if(known.nodes, unknown);
+    return on_known(known, now);
+  }
+  on_known(message, now);
+}
+
+void Cluster::on_known(const ManagerMessage& message, base::Time now) {
   manager_->on_message(message, now);
   keepership_->on_message(message, now);
 }

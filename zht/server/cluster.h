@@ -100,6 +100,7 @@ class Cluster {
   bool alone(base::Time now) const;  // no other node was ever heard of that has not left
 
  private:
+  void on_known(const replication::ManagerMessage& message, base::Time now);
   Cluster(ClusterOptions options, base::FileSystem& files);
   base::Result<replication::RegisterStore*> open_registers();
   base::Result<void> open_store();

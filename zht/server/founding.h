@@ -11,7 +11,7 @@
 namespace zht::server {
 
 // Node n (numbered from 1) has the instances (n - 1) * kInstancesOfNode and on.
-inline constexpr std::uint32_t kInstancesOfNode = 1024;
+inline constexpr std::uint32_t kInstancesOfNode = replication::kMostInstancesOfNode;
 inline constexpr std::uint32_t first_instance(std::uint64_t node) { return static_cast<std::uint32_t>(node - 1) * kInstancesOfNode; }
 inline constexpr std::uint64_t node_of(InstanceId instance) { return static_cast<std::uint32_t>(instance) / kInstancesOfNode + 1; }
 

@@ -376,7 +376,7 @@ void InstanceThread::send_to_peers() {
 
 void InstanceThread::on_peer(const wire::Frame& frame) {
   if (replication::cluster_of(frame) != options_.cluster) return;
-  const auto message = replication::decode_peer(frame);
+  const auto message = replication::decode_peer(frame, core_->partitions());
   if (!message) return logger().warn("a message that is not one", {{"error", message.error()}});
   // Of one that has just joined the manager will tell; what is said is said again.
   if (!addresses_.contains(message->from.instance)) {

@@ -1,5 +1,6 @@
 #include "zht/server/manager_codec.h"
 
+#include "zht/core/replication/bounds.h"
 #include "zht/wire/zht.pb.h"
 
 namespace zht::server {
@@ -149,7 +150,7 @@ void encode_manager(std::string& out, const ManagerMessage& message, std::uint64
   wire::end_node_frame(out, start);
 }
 
-Result<ManagerMessage> decode_manager(const wire::Frame& frame) {
+Result<ManagerMessage> decode_manager(const wire::Frame& frame, std::uint32_t partitions) {
   wire::ManagerMessage proto;
   if (!proto.ParseFromArray(frame.value.data(), static_cast<int>(frame.value.size())))
     return fail(Code::invalid, "a message between managers of ", frame.value.size(), " bytes is not one");
@@ -182,6 +183,7 @@ Result<ManagerMessage> decode_manager(const wire::Frame& frame) {
   }
   message.installed = proto.installed();
   message.asks_keepers = proto.asks_keepers();
+  if (auto checked = check(message, partitions); !checked) return base::add_context("a message between managers", std::move(checked).error());
   return message;
 }
 

@@ -14,8 +14,8 @@ namespace zht::server {
 
 // One frame of type manager.
 void encode_manager(std::string& out, const replication::ManagerMessage& message, std::uint64_t cluster);
-// invalid: not a ManagerMessage, or one that names what cannot be.
-base::Result<replication::ManagerMessage> decode_manager(const wire::Frame& frame);
+// Of a cluster of so many partitions. invalid: not a ManagerMessage, or one with a number that cannot be (replication/bounds.h).
+base::Result<replication::ManagerMessage> decode_manager(const wire::Frame& frame, std::uint32_t partitions);
 
 void to_proto(wire::ReplicaView& to, const replication::View& view);
 replication::View from_proto(const wire::ReplicaView& from);

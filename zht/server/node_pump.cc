@@ -135,7 +135,7 @@ void Node::Parts::look_around(base::Time now) {
     if (other && !about.manager().empty()) managers[static_cast<std::uint64_t>(info->node)] = about.manager();
     // Those here too: a partition may move from one instance of a node to another.
     for (const wire::Instance& one : about.instances())
-      if (!one.tcp().empty()) where[InstanceId{one.id()}] = one.tcp();
+      if (!one.tcp().empty() && node_of(InstanceId{one.id()}) == static_cast<std::uint64_t>(info->node)) where[InstanceId{one.id()}] = one.tcp();
   }
   ClusterNews news;
   if (auto found = cluster->candidates(now); found != candidates) news.candidates = candidates = std::move(found);

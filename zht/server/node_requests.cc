@@ -8,6 +8,10 @@ namespace zht::server {
 using base::Code;
 using base::Result;
 
+namespace {
+constexpr std::size_t kMostJoining = 1000;  // at once
+}
+
 void Node::Parts::on_frame(net::ConnectionNumber from, const wire::Frame& frame, std::string& out) {
   if (!before.empty()) return on_frame_before(frame, out);
   const auto kind = static_cast<wire::ControlKind>(frame.op);
@@ -17,7 +21,7 @@ void Node::Parts::on_frame(net::ConnectionNumber from, const wire::Frame& frame,
   if (frame.type == wire::FrameType::goodbye) return;
   if (frame.type == wire::FrameType::manager) {
     if (frame.first != identity.cluster) return;
-    const auto message = decode_manager(frame);
+    const auto message = decode_manager(frame, identity.partition_count);
     if (!message) return logger().warn("a message that is not one", {{"error", message.error()}});
     const auto node = static_cast<std::uint64_t>(message->from);
     if (!cluster->belongs(message->from)) {
@@ -50,6 +54,8 @@ void Node::Parts::on_frame(net::ConnectionNumber from, const wire::Frame& frame,
       if (tcp.empty()) return reply(Code::invalid, "this node listens on no address that others could reach; set listen", {});
       if (!request.ParseFromArray(frame.value.data(), static_cast<int>(frame.value.size())) || request.uid() == 0)
         return reply(Code::invalid, "a request to join that cannot be read", {});
+      if (joining.size() >= kMostJoining)
+        return reply(Code::unavailable, std::to_string(joining.size()) + " nodes join already, which is as many as may at once", {});
       joining.push_back({from, frame.request, request.uid(), clock.now() + std::chrono::seconds(10)});
       return answer_joining(clock.now());
     }
@@ -67,6 +73,7 @@ void Node::Parts::on_frame(net::ConnectionNumber from, const wire::Frame& frame,
         return reply(Code::invalid, "a request that cannot be read", {});
       if (request.cluster() != identity.cluster) return reply(Code::invalid, "this node is of another cluster", {});
       if (request.node() == identity.number) return reply(Code::invalid, "this node has not ended", {});
+      if (request.members_size() > static_cast<int>(kInstancesOfNode)) return reply(Code::invalid, "more instances than a node has", {});
       replication::Members members;
       for (const wire::InstanceMember& one : request.members()) members.push_back({InstanceId{one.instance()}, one.incarnation()});
       logger().warn("a node's process has ended, says its witness", {{"node", request.node()},

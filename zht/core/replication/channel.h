@@ -46,6 +46,7 @@ class Channel {
     departures_.push_back({++generation_, partition, epoch});
   }
   void on_beacon(base::Time stamp, std::uint64_t seen) {
+    if (seen > generation_) return;  // it was told of no such thing
     std::erase_if(departures_, [&](const Departure& one) { return one.generation <= seen; });
     to_answer_ = std::max(to_answer_, stamp);
   }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "zht/core/replication/bounds.h"
+
 namespace zht::replication {
 namespace {
 
@@ -26,6 +28,9 @@ void encode(std::string& out, const Register& state) {
   if (state.accepted) encode(out, *state.accepted);
 }
 
+// Rounds grow one by one while an epoch is being decided: nobody is this far ahead.
+bool is_near(const Ballot& ballot, const Ballot& known) { return ballot.round <= known.round + (std::uint64_t{1} << 20); }
+
 Ballot decode_ballot(base::Reader& reader) {
   const std::uint64_t round = reader.u64();
   return {round, NodeId{reader.u64()}};
@@ -39,6 +44,7 @@ Result<Register> decode_register(Bytes bytes) {
   state.accepted_at = decode_ballot(reader);
   if (reader.u8() != 0) state.accepted = decode_view(reader);
   if (!reader.done()) return base::fail(Code::corrupt, "a keeper's register of ", bytes.size(), " bytes is not one");
+  if (const auto checked = check(state); !checked) return base::fail(Code::corrupt, "a keeper's register: ", checked.error().message);
   return state;
 }
 
@@ -154,6 +160,7 @@ void Keeper::say(PartitionId partition, Proposal& proposal, base::Time now) {
 // Another keeper proposes too: it is let finish, for about as long as that seems to take here.
 void Keeper::on_refuse(const KeeperMessage& message, base::Time now) {
   const auto number = static_cast<std::uint32_t>(message.partition);
+  if (!is_near(message.ballot, at(message.partition).promised)) return;
   std::uint64_t& round = rounds_[number];
   round = std::max(round, message.ballot.round);
   const auto found = proposals_.find(number);
@@ -167,6 +174,7 @@ void Keeper::on_refuse(const KeeperMessage& message, base::Time now) {
 void Keeper::on_prepare(NodeId from, const KeeperMessage& message) {
   if (!is_open(from, message)) return;
   Register& state = at(message.partition);
+  if (!is_near(message.ballot, state.promised)) return;
   const bool yes = message.ballot >= state.promised;
   if (message.ballot > state.promised) {
     state.promised = message.ballot;
@@ -182,7 +190,7 @@ void Keeper::on_prepare(NodeId from, const KeeperMessage& message) {
 void Keeper::on_promise(NodeId from, const KeeperMessage& message, base::Time now) {
   Proposal* const proposal = proposal_of(message, Proposal::Phase::prepare);
   if (proposal == nullptr) return;
-  if (message.view && message.accepted_at > proposal->best_at) {
+  if (message.view && message.view->epoch == message.epoch && message.accepted_at > proposal->best_at) {
     proposal->best_at = message.accepted_at;
     proposal->best = message.view;
   }
@@ -198,8 +206,9 @@ void Keeper::on_promise(NodeId from, const KeeperMessage& message, base::Time no
 }
 
 void Keeper::on_accept(NodeId from, const KeeperMessage& message) {
-  if (!message.view || !is_open(from, message)) return;
+  if (!message.view || message.view->epoch != message.epoch || !is_open(from, message)) return;
   Register& state = at(message.partition);
+  if (!is_near(message.ballot, state.promised)) return;
   if (message.ballot < state.promised) {
     KeeperMessage refusal = about(Kind::refuse, message.partition);
     refusal.ballot = state.promised;
@@ -252,7 +261,7 @@ Keeper::Proposal* Keeper::proposal_of(const KeeperMessage& message, Proposal::Ph
 
 void Keeper::learn(PartitionId partition, const View& view) {
   Register& state = at(partition);
-  if (view.epoch <= state.current.epoch) return;
+  if (!may_follow(state.current.epoch, view.epoch)) return;
   state = {view, {}, {}, {}};
   dirty_.insert(partition);
   rounds_.erase(static_cast<std::uint32_t>(partition));

@@ -139,7 +139,7 @@ Result<void> Keepership::vote() {
 
 // Other keepers were decided. From here on this node votes under the older ones no more.
 Result<void> Keepership::learn(std::uint64_t config, const std::vector<NodeId>& keepers) {
-  if (config <= config_ || keepers.empty()) return {};
+  if (!may_follow(Epoch{config_}, Epoch{config}) || keepers.empty()) return {};
   const View made = keepers_view(config, keepers);
   if (keeper_) {
     registers_ = keeper_->registers();
@@ -318,6 +318,7 @@ Result<void> Keepership::keep_alone(std::uint64_t config, std::uint64_t random) 
     store_ = store;
   }
   const std::uint64_t generation = generation_of(config_) + 1 + random % 255;
+  if (generation >= generation_of(kLastNumber)) return fail(Code::no_space, "generation ", generation, " would be past the last");
   std::vector<Register> state(count());
   const std::vector<Register> own = keeper_ ? keeper_->registers() : registers_;
   for (std::uint32_t p = 0; p <= options_.partitions; p++) {

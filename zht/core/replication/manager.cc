@@ -3,6 +3,14 @@
 #include <algorithm>
 
 namespace zht::replication {
+namespace {
+
+constexpr std::size_t kMostGoals = 100'000;  // that wait for the next look at them
+constexpr std::size_t kMostEnded = 4 * kMostInstancesOfNode;
+
+std::size_t size_of(const NodeInfo& info) { return sizeof info + info.about.size() + info.instances.size() * sizeof(Member); }
+
+}  // namespace
 
 Manager::Manager(ManagerOptions options, NodeInfo self, std::vector<View> views, std::vector<NodeId> peers, std::uint64_t seed)
     : options_(std::move(options)), views_(std::move(views)), random_(seed) {
@@ -26,7 +34,7 @@ std::vector<ManagerMessage> Manager::take_messages() {
 
 void Manager::adopt(PartitionId partition, const View& view) {
   const auto number = static_cast<std::uint32_t>(partition);
-  if (number >= views_.size() || view.epoch <= views_[number].epoch) return;
+  if (number >= views_.size() || !may_follow(views_[number].epoch, view.epoch)) return;
   views_[number] = view;
   tries_.erase(number);
   news_.push_back(partition);
@@ -67,7 +75,11 @@ void Manager::ended(NodeId node, const Members& members, bool out) {
     doors_[node].heard = {};
   }
   if (!out) return;
-  for (Member one : members) ended_.push_back({one, now_ + kLongest});
+  for (Member one : members) {
+    const auto said = std::find_if(ended_.begin(), ended_.end(), [&](const Ended& other) { return other.member == one; });
+    if (said != ended_.end()) said->until = now_ + kLongest;
+    else if (ended_.size() < kMostEnded) ended_.push_back({one, now_ + kLongest});
+  }
   count_out();
 }
 
@@ -129,14 +141,8 @@ void Manager::on_message(const ManagerMessage& message, base::Time now) {
       message_to(message.from).keeper.push_back(std::move(answer));
     }
   }
-  goals_.insert(goals_.end(), message.goals.begin(), message.goals.end());
-  for (const NodeInfo& one : message.nodes) {
-    Known& known = nodes_[one.node];
-    if (one.node == options_.self || one.heartbeat <= known.info.heartbeat) continue;
-    const bool same_life = !known.info.instances.empty() && known.info.instances == one.instances;
-    if (known.ended && same_life) continue;  // news of it that was under way when it ended
-    known = {one, now};
-  }
+  if (goals_.size() < kMostGoals) goals_.insert(goals_.end(), message.goals.begin(), message.goals.end());
+  for (const NodeInfo& one : message.nodes) hear_of(one, now);
   if (!message.nodes.empty() && message.digest != digest()) {
     ManagerMessage& answer = message_to(message.from);
     answer.answer_epochs = true;
@@ -144,6 +150,20 @@ void Manager::on_message(const ManagerMessage& message, base::Time now) {
     for (const View& view : views_) answer.epochs.push_back(view.epoch);
   }
   if (!message.epochs.empty()) compare(message);
+}
+
+void Manager::hear_of(const NodeInfo& info, base::Time now) {
+  if (info.node == options_.self) return;
+  const auto found = nodes_.find(info.node);
+  if (found == nodes_.end() && info.heartbeat == 0) return;
+  const std::size_t before = found == nodes_.end() ? 0 : size_of(found->second.info), after = size_of(info);
+  if (after > before && remembered_ + after - before > options_.remembered) return void(forgotten_++);
+  Known& known = found == nodes_.end() ? nodes_[info.node] : found->second;
+  if (info.heartbeat <= known.info.heartbeat) return;
+  const bool same_life = !known.info.instances.empty() && known.info.instances == info.instances;
+  if (known.ended && same_life) return;  // news of it that was under way when it ended
+  remembered_ += after - before;
+  known = {info, now};
 }
 
 void Manager::compare(const ManagerMessage& message) {
@@ -215,7 +235,7 @@ std::vector<Placed> Manager::hand_over(base::Time now) const {
 }
 
 bool Manager::set_keepers(std::uint64_t config, std::vector<NodeId> keepers) {
-  if (config <= options_.config || keepers.empty()) return false;
+  if (!may_follow(Epoch{options_.config}, Epoch{config}) || keepers.empty()) return false;
   options_.config = config;
   options_.keepers = std::move(keepers);
   return true;

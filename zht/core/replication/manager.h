@@ -61,6 +61,7 @@ struct ManagerOptions {
   BalanceOptions balancing;
   bool balances = true;
   std::uint32_t partitions = ~std::uint32_t{0};  // of the views, the first so many are partitions'
+  std::size_t remembered = std::size_t{32} << 20;  // bytes of what is known of other nodes; past that nothing more is noted
 };
 
 // One thread.
@@ -104,6 +105,8 @@ class Manager {
     bool lives;
   };
   std::vector<Acquaintance> acquaintances(base::Time now) const;
+  std::size_t remembered() const { return remembered_; }            // bytes
+  std::uint64_t not_remembered() const { return forgotten_; }       // news of nodes that found no room
 
  private:
   struct Known {
@@ -117,6 +120,7 @@ class Manager {
   void tell(NodeId keeper, const Wish& wish);
   void knock(NodeId keeper, const Wish& wish);
   void answered(NodeId keeper, base::Time now);
+  void hear_of(const NodeInfo& info, base::Time now);
   void compare(const ManagerMessage& message);
   void gossip(base::Time now);
   void gossip_to(NodeId node, std::vector<NodeInfo> nodes);
@@ -131,6 +135,8 @@ class Manager {
   std::vector<View> views_;
   std::map<NodeId, Known> nodes_;
   std::map<NodeId, ManagerMessage> messages_;
+  std::size_t remembered_ = 0;
+  std::uint64_t forgotten_ = 0;
   std::vector<PartitionId> news_;
   std::vector<Placed> goals_;
   base::Random random_;

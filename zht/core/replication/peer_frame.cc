@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "zht/core/replication/bounds.h"
+
 namespace zht::replication {
 namespace {
 
@@ -180,7 +182,7 @@ bool decode_ack(Reader& in, Ack& one) {
 
 void encode_peer(wire::Gathered& out, const PeerMessage& message, std::uint64_t cluster) { Encoder(out, message, cluster).run(); }
 
-Result<PeerMessage> decode_peer(const wire::Frame& frame) {
+Result<PeerMessage> decode_peer(const wire::Frame& frame, std::uint32_t partitions) {
   Reader in(frame.value);
   PeerMessage message;
   message.from = get_member(in);
@@ -244,6 +246,7 @@ Result<PeerMessage> decode_peer(const wire::Frame& frame) {
   }
   if ((parts & ~(part_beacon | part_answer)) != 0 || !in.done())
     return fail(Code::invalid, "a message between instances of ", frame.value.size(), " bytes is not one");
+  if (auto checked = check(message, partitions); !checked) return base::add_context("a message between instances", std::move(checked).error());
   return message;
 }
 

@@ -16,8 +16,8 @@ inline constexpr std::size_t kPeerFrameSize = 8 << 20;   // a frame that has gro
 // Appends frames (one, unless there is much to say) that carry `message`. `cluster`: of whom both are members; nodes of
 // another take no notice.
 void encode_peer(wire::Gathered& out, const PeerMessage& message, std::uint64_t cluster);
-// invalid: not of this shape. What it says is checked by the replicator.
-Result<PeerMessage> decode_peer(const wire::Frame& frame);
+// Of a cluster of so many partitions. invalid: not of this shape, or with a number that cannot be (bounds.h); unsupported: of a later build.
+Result<PeerMessage> decode_peer(const wire::Frame& frame, std::uint32_t partitions);
 // Which cluster a frame of type peer or manager belongs to.
 inline std::uint64_t cluster_of(const wire::Frame& frame) { return frame.first; }
 

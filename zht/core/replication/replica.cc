@@ -197,7 +197,7 @@ void Replica::advance(Version commit) {
 // --- views ---
 
 void Replica::adopt(const View& view) {
-  if (view.epoch <= view_.epoch) return;
+  if (!may_follow(view_.epoch, view.epoch)) return;
   if (is_alone()) catch_up();
   const base::Time now = host_.now();
   const Role was = role();
@@ -460,7 +460,7 @@ void Replica::on_ack(Member from, const Ack& ack) {
     case Verdict::matched:
       if (ack.match > end_.sequence || ack.snapshot < follower.snapshot_id) return;
       follower.match = std::max(follower.match, ack.match);
-      follower.commit = std::max(follower.commit, ack.commit);
+      follower.commit = std::max(follower.commit, std::min(ack.commit, commit_));
       follower.next = std::max(follower.next, follower.match + 1);
       follower.stuck = follower.full = false;
       // Only now it has dropped what this primary never had; from the next beacon on its answers count.

@@ -1,14 +1,9 @@
 #include "zht/core/replication/replicator.h"
 
 namespace zht::replication {
-namespace {
 
-constexpr std::uint32_t kMaxPartitions = 1 << 20;  // of what a message may name
-
-}  // namespace
-
-Replicator::Replicator(Member self, Timing timing, ReplicaStore& store, Defects defects, ReplicationObserver* observer)
-    : self_(self), timing_(timing), store_(store), defects_(defects), observer_(observer) {
+Replicator::Replicator(ReplicatorOptions options, ReplicaStore& store)
+    : self_(options.self), timing_(options.timing), store_(store), defects_(options.defects), observer_(options.observer), replicas_(options.partitions) {
   CHECK(timing_.grace > timing_.lease, "a follower must be silent for longer than a lease lasts");
 }
 
@@ -26,8 +21,7 @@ Replica* Replicator::look(PartitionId partition) const {
 
 Replica& Replicator::get(PartitionId partition) {
   const auto number = static_cast<std::uint32_t>(partition);
-  CHECK(number < kMaxPartitions);
-  if (number >= replicas_.size()) replicas_.resize(number + 1);
+  CHECK(has(partition));
   Slot& slot = replicas_[number];
   if (!slot.replica) {
     slot.replica = std::make_unique<Replica>(*this, partition);
@@ -45,7 +39,7 @@ void Replicator::activate(PartitionId partition, Slot& slot) {
 }
 
 void Replicator::adopt(PartitionId partition, const View& view) {
-  if (failed_) return;
+  if (failed_ || !has(partition)) return;
   Replica* const known = find(partition);
   if (known == nullptr && !member_at(view, self_.instance)) return;
   get(partition).adopt(view);
@@ -66,6 +60,7 @@ CopyReport Replicator::report(PartitionId partition) const {
 
 Result<void> Replicator::take_over(PartitionId partition, const View& view, Epoch epoch, Position end) {
   if (failed_) return base::fail(Code::io, "its store failed");
+  if (!has(partition)) return base::fail(Code::invalid, "partition ", static_cast<std::uint32_t>(partition), " of ", replicas_.size());
   Replica& replica = get(partition);
   replica.adopt(view);
   return replica.take_over(epoch, end);
@@ -93,7 +88,8 @@ void Replicator::on_message(const PeerMessage& message) {
   if (failed_ || message.to != self_.instance || message.from.instance == self_.instance) return;
   Channel& channel = channels_[message.from];
   if (channel.hear(now_, timing_.drop)) note_mistake();
-  const bool answers = message.answered != base::Time{} && message.answering == self_;
+  // A beacon that was never sent is not answered: a lease on it would last until then.
+  const bool answers = message.answered != base::Time{} && message.answering == self_ && message.answered <= last_beacon_;
   if (answers && channel.unsteady() == now_) keep_mistakes();  // it is one that should be heard with every beacon
   if (message.beacon != base::Time{}) channel.on_beacon(message.beacon, message.seen);
   if (answers) {
@@ -106,11 +102,11 @@ void Replicator::on_message(const PeerMessage& message) {
     if (Replica* const replica = find(one.partition)) replica->on_view_of(message.from, one.view);
   }
   for (const Append& one : message.appends)
-    if (static_cast<std::uint32_t>(one.partition) < kMaxPartitions) get(one.partition).on_append(message.from, one);
+    if (has(one.partition)) get(one.partition).on_append(message.from, one);
   for (const Ack& one : message.acks)
     if (Replica* const replica = find(one.partition)) replica->on_ack(message.from, one);
   for (const SnapshotPiece& one : message.pieces)
-    if (static_cast<std::uint32_t>(one.partition) < kMaxPartitions) get(one.partition).on_piece(message.from, one);
+    if (has(one.partition)) get(one.partition).on_piece(message.from, one);
   for (const SnapshotAck& one : message.piece_acks)
     if (Replica* const replica = find(one.partition)) replica->on_piece_ack(message.from, one);
   for (const Standing& one : message.standings)

@@ -43,16 +43,24 @@ class ReplicationObserver {
   virtual void on_forgotten(Member, PartitionId, const View&) {}  // a copy is thrown away, for that view does without
 };
 
+struct ReplicatorOptions {
+  Member self;  // with an incarnation that is durable and was never used before
+  std::uint32_t partitions = 0;  // of the cluster
+  Timing timing;
+  Defects defects;
+  ReplicationObserver* observer = nullptr;
+};
+
 // One thread.
 class Replicator final : public ReplicaHost {
  public:
-  // `self`: with an incarnation that is durable and was never used before. `store`: opened and synced; outlives it.
-  Replicator(Member self, Timing timing, ReplicaStore& store, Defects defects = {}, ReplicationObserver* observer = nullptr);
+  // `store`: opened and synced; outlives it.
+  Replicator(ReplicatorOptions options, ReplicaStore& store);
 
   Member self() const override { return self_; }
   Replica* find(PartitionId partition);  // for a caller who may change it: it then has a part in this round
   Replica* look(PartitionId partition) const;
-  Replica& get(PartitionId partition);  // made when absent: takes up what the store has
+  Replica& get(PartitionId partition);  // made when absent: takes up what the store has. A partition that the cluster has
   const std::vector<PartitionId>& partitions() const { return partitions_; }  // of which there is a replica here
 
   // Who lives and has room, and where instances stand: told by the manager, now and then.
@@ -118,6 +126,7 @@ class Replicator final : public ReplicaHost {
   void on_committed(PartitionId partition, Version first, Version last) override;
   void on_broken(PartitionId partition, std::string_view what) override;
 
+  bool has(PartitionId partition) const { return static_cast<std::uint32_t>(partition) < replicas_.size(); }
   void excuse_silence();
   void note_mistake();
   void keep_mistakes();

@@ -86,7 +86,7 @@ std::string_view name_of(Change::Kind kind) {
 
 std::optional<View> next_view(const View& view, const Change& change, Defects defects) {
   using Kind = Change::Kind;
-  if (change.base != view.epoch || view.epoch == Epoch{0}) return {};
+  if (change.base != view.epoch || view.epoch == Epoch{0} || number(view.epoch) >= kLastNumber) return {};
   View made = view;
   made.epoch = next(view.epoch);
   const bool by_primary = change.who == view.primary;
@@ -111,7 +111,7 @@ std::optional<View> next_view(const View& view, const Change& change, Defects de
       if (change.copies != 0) made.need = static_cast<std::uint32_t>(std::min<std::uint64_t>(made.need, change.copies));
       break;
     case Kind::add_learner:
-      if (!by_primary || member_at(view, change.target.instance)) return {};
+      if (!by_primary || member_at(view, change.target.instance) || view.sync.size() + view.learners.size() >= kMostMembers) return {};
       made.learners.push_back(change.target);
       break;
     case Kind::promote_learner:
@@ -140,7 +140,7 @@ std::optional<View> next_view(const View& view, const Change& change, Defects de
     case Kind::abandon: {
       // Not a synchronous member in its own life, for that may lead without, nor an earlier life of whoever is in the view.
       const auto old = member_at(view, change.who.instance);
-      if (old && old->incarnation + (in_sync(view, *old) ? 1 : 0) > change.who.incarnation) return {};
+      if (old && (in_sync(view, *old) ? old->incarnation >= change.who.incarnation : old->incarnation > change.who.incarnation)) return {};
       made.primary = change.who;
       made.sync = {change.who};
       made.need = std::min(made.need, 1u);  // there is one; more are needed as soon as there were more again
@@ -153,7 +153,7 @@ std::optional<View> next_view(const View& view, const Change& change, Defects de
 }
 
 std::optional<View> next_enrolment(const View& view, const Change& change) {
-  if (change.base != view.epoch || change.kind != Change::Kind::enrol || change.who.incarnation == 0) return {};
+  if (change.base != view.epoch || change.kind != Change::Kind::enrol || change.who.incarnation == 0 || number(view.epoch) >= kMostNodes) return {};
   View made;
   made.epoch = next(view.epoch);
   made.primary = {InstanceId{0}, change.who.incarnation};
@@ -163,6 +163,7 @@ std::optional<View> next_enrolment(const View& view, const Change& change) {
 
 std::optional<View> next_keepers(const View& view, const Change& change) {
   if (change.base != view.epoch || change.kind != Change::Kind::keepers || change.group.empty()) return {};
+  if (change.group.size() > kMostMembers || number(view.epoch) >= kLastNumber) return {};
   for (std::size_t i = 0; i < change.group.size(); i++)
     for (std::size_t j = 0; j < i; j++)
       if (change.group[i].incarnation == change.group[j].incarnation) return {};

@@ -26,6 +26,17 @@ using Members = std::vector<Member>;
 inline constexpr std::uint64_t number(Epoch epoch) { return static_cast<std::uint64_t>(epoch); }
 inline constexpr Epoch next(Epoch epoch) { return Epoch{number(epoch) + 1}; }
 
+// The greatest of what is counted one by one and told by others (bounds.h).
+inline constexpr std::uint64_t kLastNumber = std::uint64_t{1} << 62;
+inline constexpr std::size_t kMostMembers = 64;  // of a view
+inline constexpr std::uint64_t kMostNodes = 1'000'000;  // that ever have a number
+inline constexpr std::size_t kMostInstancesOfNode = 1024;
+// A later epoch, and one that views can have come to since `known` (0: nothing is known).
+inline constexpr bool may_follow(Epoch known, Epoch heard) {
+  constexpr std::uint64_t kFarthest = std::uint64_t{1} << 44;
+  return heard > known && number(heard) <= kLastNumber && (known == Epoch{0} || number(heard) - number(known) <= kFarthest);
+}
+
 struct View {
   Epoch epoch{0};  // 0: no view is known
   Member primary;
