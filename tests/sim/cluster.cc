@@ -603,7 +603,8 @@ void Cluster::judge() {
       for (std::uint32_t p = 0; p < partition_count && node.up; p++)
         for (Seat& seat : node.seats)
           if (Replica* const replica = seat.replicator->find(PartitionId{p}))
-            say("%u partition %u: view %s, %s", static_cast<std::uint32_t>(seat.id()), p, to_string(replica->view()).c_str(), replica->story().c_str());
+            say("%u partition %u: view %s, %s", static_cast<std::uint32_t>(seat.id()), p, to_string(replica->view()).c_str(),
+                replica->story().c_str());
     }
     bad("did not recover", where);
   }

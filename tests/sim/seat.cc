@@ -39,7 +39,7 @@ void Seat::open_protocol() {
   world_.say("start %s.%llu with %zu entries%s%s", name().c_str(), static_cast<unsigned long long>(node_.incarnation), opened.entries,
              opened.torn ? ", torn" : "", opened.damaged ? ", DAMAGED" : "");
   if (opened.torn) world_.happened(Happened::torn_log);
-  own_ = std::make_unique<Replicator>(self(), world_.timing, *store, world_.options.defects, this);
+  own_ = std::make_unique<Replicator>(ReplicatorOptions{self(), world_.partition_count, world_.timing, world_.options.defects, this}, *store);
   replicator = own_.get();
   replicator->begin(node_.now());
   server_ = std::make_unique<BareServer>(

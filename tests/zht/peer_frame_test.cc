@@ -178,13 +178,20 @@ TEST(PeerFrame, NumbersThatCannotBeAreRefused) {
     for (const std::uint32_t number : {2u, 3u, 1u << 20, ~0u})
       EXPECT_EQ(said_of([&](PeerMessage& m) { partition(m) = PartitionId{number}; }), Code::invalid) << number;
   const std::vector<std::function<void(PeerMessage&, std::uint64_t)>> numbers{
-      [](PeerMessage& m, std::uint64_t n) { m.departures[0].epoch = Epoch{n}; }, [](PeerMessage& m, std::uint64_t n) { m.appends[0].epoch = Epoch{n}; },
-      [](PeerMessage& m, std::uint64_t n) { m.appends[0].end = n; },             [](PeerMessage& m, std::uint64_t n) { m.appends[0].previous.sequence = n; },
-      [](PeerMessage& m, std::uint64_t n) { m.appends[0].takeover.sequence = n; }, [](PeerMessage& m, std::uint64_t n) { m.appends[0].commit = n; },
-      [](PeerMessage& m, std::uint64_t n) { m.acks[0].epoch = Epoch{n}; },       [](PeerMessage& m, std::uint64_t n) { m.acks[0].match = n; },
-      [](PeerMessage& m, std::uint64_t n) { m.acks[0].hint.sequence = n; },      [](PeerMessage& m, std::uint64_t n) { m.pieces[0].index = n; },
-      [](PeerMessage& m, std::uint64_t n) { m.pieces[0].at.epoch = Epoch{n}; },  [](PeerMessage& m, std::uint64_t n) { m.standings[0].end.sequence = n; },
-      [](PeerMessage& m, std::uint64_t n) { m.views[0].view.epoch = Epoch{n}; }, [](PeerMessage& m, std::uint64_t n) { m.seen = n; }};
+      [](PeerMessage& m, std::uint64_t n) { m.departures[0].epoch = Epoch{n}; },
+      [](PeerMessage& m, std::uint64_t n) { m.appends[0].epoch = Epoch{n}; },
+      [](PeerMessage& m, std::uint64_t n) { m.appends[0].end = n; },
+      [](PeerMessage& m, std::uint64_t n) { m.appends[0].previous.sequence = n; },
+      [](PeerMessage& m, std::uint64_t n) { m.appends[0].takeover.sequence = n; },
+      [](PeerMessage& m, std::uint64_t n) { m.appends[0].commit = n; },
+      [](PeerMessage& m, std::uint64_t n) { m.acks[0].epoch = Epoch{n}; },
+      [](PeerMessage& m, std::uint64_t n) { m.acks[0].match = n; },
+      [](PeerMessage& m, std::uint64_t n) { m.acks[0].hint.sequence = n; },
+      [](PeerMessage& m, std::uint64_t n) { m.pieces[0].index = n; },
+      [](PeerMessage& m, std::uint64_t n) { m.pieces[0].at.epoch = Epoch{n}; },
+      [](PeerMessage& m, std::uint64_t n) { m.standings[0].end.sequence = n; },
+      [](PeerMessage& m, std::uint64_t n) { m.views[0].view.epoch = Epoch{n}; },
+      [](PeerMessage& m, std::uint64_t n) { m.seen = n; }};
   for (const auto& set : numbers)
     for (const std::uint64_t number : kHuge) EXPECT_EQ(said_of([&](PeerMessage& m) { set(m, number); }), Code::invalid) << number;
 }

@@ -3,7 +3,8 @@
 namespace zht::replication {
 
 Replicator::Replicator(ReplicatorOptions options, ReplicaStore& store)
-    : self_(options.self), timing_(options.timing), store_(store), defects_(options.defects), observer_(options.observer), replicas_(options.partitions) {
+    : self_(options.self), timing_(options.timing), store_(store), defects_(options.defects), observer_(options.observer),
+      replicas_(options.partitions) {
   CHECK(timing_.grace > timing_.lease, "a follower must be silent for longer than a lease lasts");
 }
 
