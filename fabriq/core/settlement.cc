@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "fabriq/core/partition.h"
+#include "novoht/base/mutant.h"
 
 namespace fabriq {
 
@@ -189,6 +190,10 @@ Result<Settled> Partition::settle_one(const Settle& item) {
     const std::uint64_t k = number - cached->record->first;
     return k < cached->record->count && !cached->record->is_gone(static_cast<std::uint32_t>(k));
   };
+  if constexpr (base::kMutant == base::Mutant::settle_nothing) {
+    result.settled = receipt.count;
+    return result;
+  }
   for (std::uint32_t i = 0; i < receipt.count;) {
     auto outcome = Settled::Outcome::done;
     std::uint32_t next = i;

@@ -14,6 +14,7 @@
 #include <limits>
 
 #include "fusionfs/fuse/access_lists.h"
+#include "novoht/base/mutant.h"
 
 namespace fusionfs {
 namespace {
@@ -493,6 +494,10 @@ void on_flock(fuse_req_t request, fuse_ino_t inode, fuse_file_info* info, int op
 }
 
 void on_fsync(fuse_req_t request, fuse_ino_t inode, int, fuse_file_info*) {
+  if constexpr (base::kMutant == base::Mutant::drop_fsync) {
+    fuse_reply_err(request, 0);
+    return;
+  }
   serve(request, files_of(request).sync(inode_of(inode)), answer_error);
 }
 

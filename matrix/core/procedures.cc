@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "matrix/core/records.h"
+#include "novoht/base/mutant.h"
 
 namespace matrix {
 namespace {
@@ -207,6 +208,8 @@ Result<std::string> record(Transaction& tables, Bytes key, Bytes arguments) {
       set_attempt(chunk, offset, mark.attempt);
       changed = true;
     }
+    if (base::kMutant == base::Mutant::record_twice && !accepted.empty())
+      TRY(tables.append(keys::results(id, update.chunk), encode(accepted)));
     if (!accepted.empty()) {
       TRY(tables.append(keys::results(id, update.chunk), encode(accepted)));
       reply.accepted += static_cast<std::uint32_t>(accepted.size());

@@ -15,6 +15,8 @@
 #include <cstdio>
 #include <mutex>
 
+#include "novoht/base/mutant.h"
+
 namespace base {
 namespace {
 
@@ -107,6 +109,7 @@ class RealFile final : public File {
   }
 
   Result<void> sync() override {
+    if constexpr (kMutant == Mutant::never_sync) return {};
     if (::fdatasync(descriptor_) != 0) return failed(errno, "sync", path_);
     return {};
   }

@@ -5,6 +5,8 @@
 #include <chrono>
 #include <thread>
 
+#include "novoht/base/mutant.h"
+
 namespace novoht::core {
 namespace {
 constexpr std::uint64_t kFirstSegment = std::uint64_t{1} << 20;
@@ -261,6 +263,8 @@ Result<void> Log::begin_segment(std::size_t record_size, bool small) {
 Result<void> Log::flush() {
   if (failed_) return failure_;
   if (pending_size_ == 0) return {};
+  if constexpr (base::kMutant == base::Mutant::write_late)
+    if (flushes_++ % 2 == 0 && pending_size_ < kFlushAt) return {};
   const Segment& segment = segments_.back();
   std::size_t size = pending_size_;
   if (segment.reused) {

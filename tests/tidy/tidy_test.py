@@ -75,6 +75,22 @@ class Tidy(unittest.TestCase):
     def none_of(self, violations, rule):
         self.assertFalse(violations, f"{rule}:\n  " + "\n  ".join(violations))
 
+    def test_every_promise_names_tests_that_exist(self):
+        rows = re.findall(r"^\| ([^|]+) \| (-|`\w+`) \| ([^|]*) \|$", read("tests/README.md"), re.MULTILINE)
+        self.assertGreater(len(rows), 20, "the table of promises cannot be read")
+        suites = set()
+        for source in SOURCES:
+            if source.startswith("tests/"):
+                suites.update(re.findall(r"^(?:TEST(?:_F|_P)?|INSTANTIATE_TEST_SUITE_P)\((\w+), *(\w+)", read(source), re.MULTILINE))
+        known = {name for names in suites for name in names}
+        wrong = []
+        for promise, _, tests in rows:
+            named = re.findall(r"`([^`]+)`", tests)
+            wrong += [f"{promise}: names no test"] if not named else []
+            wrong += [f"{promise}: no test {one}" for one in named
+                      if (f"tests/{one}_test.py" not in FILES if "/" in one else one not in known)]
+        self.none_of(wrong, "tests/README.md, the table of promises")
+
     def test_a_source_includes_its_own_header_first(self):
         # So that compiling it shows that the header compiles alone (CMakeLists.txt, add_part, relies on it).
         wrong = []

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "novoht/base/mutant.h"
+
 namespace zht::core {
 
 using novoht::Change;
@@ -133,7 +135,7 @@ void Instance::begin_round(base::Time now, base::WallTime wall) {
   now_ms_ = base::to_millis(wall_);
   // Members must agree on what is there, and their clocks do not: in a cluster a key is there until its primary has put its
   // removal into the log, which it does before it looks at anything.
-  if (!options_.clustered) store_->set_now(wall_);
+  if (!options_.clustered && base::kMutant != base::Mutant::never_expire) store_->set_now(wall_);
   transaction_->set_now(wall_);
   results_->set_now(now_);
   changed_in_round_ = marked_ = false;
@@ -555,6 +557,14 @@ void Instance::do_lookup(const Frame& frame, const OperationView& operation, std
     out.resize(start);
     return answer_error(frame, read.error(), out);
   }
+  if constexpr (base::kMutant == base::Mutant::stale_read) {
+    static thread_local std::map<std::string, std::string, std::less<>> before;
+    static thread_local unsigned count = 0;
+    std::string& last = before[std::string(operation.key)];
+    const std::string value = out.substr(out.size() - slice.size);
+    if (last.size() == value.size() && ++count % 8 == 0) out.replace(out.size() - slice.size, slice.size, last);
+    else last = value;
+  }
   if (stored->fragment_count() == 1) return wire::end_reply(out, start);
   Outcome more;
   more.fragment_count = stored->fragment_count();
@@ -761,6 +771,11 @@ bool Instance::admit(const Frame& frame, std::string& out) {
     answer_at_once(frame, fail(Code::invalid, "a change without the identity of its client"), out);
     return false;
   }
+  if constexpr (base::kMutant == base::Mutant::refuse_changes) {
+    answer_at_once(frame, fail(Code::unavailable, "a mutant refuses every change"), out);
+    return false;
+  }
+  if (base::kMutant == base::Mutant::execute_twice) return true;
   if (replica_ != nullptr && options_.defects.has(replication::Defect::no_retry_table)) return true;
   const auto seen = results_->find(PartitionId{frame.partition}, frame.client(), frame.sequence(), frame.flags & wire::kRetry);
   switch (seen.verdict) {
@@ -917,6 +932,7 @@ void Instance::do_change(const Frame& frame, const OperationView& operation, std
 
 // What they are told must wait until the change is committed.
 void Instance::notify(PartitionId partition, std::span<const Change> changes, replication::Replica* replica, Version version) {
+  if constexpr (base::kMutant == base::Mutant::never_wake) return;
   std::vector<std::string> keys;
   for (const Change& change : changes)
     if (std::string key(change.key); watchers_.watched(key) && std::find(keys.begin(), keys.end(), key) == keys.end())
@@ -1003,7 +1019,7 @@ void Instance::reap_expired() {
 }
 
 void Instance::remove_expired(PartitionId partition, replication::Replica* replica) {
-  if (!store_->has_expiries(table_of(partition))) return;
+  if (base::kMutant == base::Mutant::never_expire || !store_->has_expiries(table_of(partition))) return;
   if (options_.clustered) store_->set_now(replica != nullptr ? replica->time() : wall_);
   const auto keys = store_->expired(table_of(partition), 256);
   if (options_.clustered) store_->set_now({});

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <sstream>
 
+#include "novoht/base/mutant.h"
+
 namespace zht::replication {
 namespace {
 
@@ -387,7 +389,7 @@ void Replica::let_go() {
 
 void Replica::try_commit() {
   if (role() != Role::primary) return;
-  if (broken(Defect::acknowledge_early)) return advance(durable_);
+  if (base::kMutant == base::Mutant::one_copy || broken(Defect::acknowledge_early)) return advance(durable_);
   // Fewer than are wanted are enough only for a view that never had as many: a cluster that still grows.
   if (view_.sync.size() < needed() && !broken(Defect::few_copies)) return;
   Version commit = durable_;
