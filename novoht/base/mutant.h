@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
-#if __has_include("zht_mutant.h")  // made by CMake, of ZHT_MUTANT
-#include "zht_mutant.h"
+#if __has_include("novoht/base/chosen_mutant.h")  // made by CMake, of ZHT_MUTANT
+#include "novoht/base/chosen_mutant.h"
 #else
 #define ZHT_MUTANT none
 #endif
