@@ -9,6 +9,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <iterator>
+#include <sstream>
 
 namespace bench {
 namespace {
@@ -75,10 +77,20 @@ double Latencies::percentile_us(double fraction) {
   return *place / 1e3;
 }
 
+Report Report::with(How how) const {
+  Report made = *this;
+  made.how_.clear();
+  if (!how.client.empty()) made.how_ += ",\"client\":\"" + how.client + "\"";
+  if (!how.transport.empty()) made.how_ += ",\"transport\":\"" + how.transport + "\"";
+  if (how.connections != 0) made.how_ += ",\"connections\":" + std::to_string(how.connections);
+  if (how.in_flight != 0) made.how_ += ",\"in_flight\":" + std::to_string(how.in_flight);
+  return made;
+}
+
 void Report::row(std::string_view row, std::string_view metric, double value) const {
-  std::printf("{\"bench\":\"%s\",\"row\":\"%.*s\",\"system\":\"%s\",\"metric\":\"%.*s\",\"value\":%.6g}\n", bench_.c_str(),
-              static_cast<int>(row.size()), row.data(), system_.c_str(), static_cast<int>(metric.size()), metric.data(),
-              value);
+  std::printf("{\"bench\":\"%s\",\"row\":\"%.*s\",\"system\":\"%s\",\"metric\":\"%.*s\",\"value\":%.6g,\"durability\":\"%s\"%s}\n",
+              bench_.c_str(), static_cast<int>(row.size()), row.data(), system_.c_str(), static_cast<int>(metric.size()), metric.data(),
+              value, durability_.c_str(), how_.c_str());
   std::fflush(stdout);
 }
 
@@ -86,6 +98,20 @@ void Report::latency(std::string_view name, Latencies& latencies) const {
   row(name, "p50_us", latencies.percentile_us(0.5));
   row(name, "p99_us", latencies.percentile_us(0.99));
   row(name, "p999_us", latencies.percentile_us(0.999));
+  row(name, "max_us", latencies.max_us());
+}
+
+double processor_seconds(int pid) {
+  std::ifstream file("/proc/" + (pid == 0 ? std::string("self") : std::to_string(pid)) + "/stat");
+  std::string text((std::istreambuf_iterator<char>(file)), {});
+  const std::size_t name_end = text.rfind(')');  // a program's name may hold anything
+  require(name_end != std::string::npos, "no such process: " + std::to_string(pid));
+  std::istringstream fields(text.substr(name_end + 1));
+  std::string field;
+  double ticks = 0;
+  for (int number = 3; fields >> field && number <= 15; number++)
+    if (number >= 14) ticks += std::stod(field);  // utime, stime
+  return ticks / static_cast<double>(::sysconf(_SC_CLK_TCK));
 }
 
 std::uint64_t resident_bytes(int pid) {

@@ -14,6 +14,7 @@
 // metrics are the fixed ones of bench/README.md. A row whose answers were not checked is not a row.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -31,7 +32,7 @@ struct Arguments {
   Size size = Size::full;  // --tiny, --quick
   std::string address;     // --address: where the system listens: host:port, or the path of a unix socket
   std::string folder;      // --dir: an empty folder to work in, removed by the caller
-  std::string durability = "interval";  // --durability: none, interval or always; the server was started so
+  std::string durability = "interval";  // --durability: none, interval or always: of the system under test
   std::vector<std::string> extra;       // any other --name=value, as given
 
   template <typename Number>
@@ -67,31 +68,50 @@ class Stopwatch {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-// Latencies in nanoseconds, exact up to 4 s each. One thread; merge() joins those of several.
+// Latencies in nanoseconds, percentiles exact up to 4 s, the longest beyond. One thread; merge() joins those of several.
 class Latencies {
  public:
   void add(std::uint64_t nanoseconds) {
     samples_.push_back(nanoseconds > UINT32_MAX ? UINT32_MAX : static_cast<std::uint32_t>(nanoseconds));
+    longest_ = std::max(longest_, nanoseconds);
   }
   void reserve(std::size_t count) { samples_.reserve(count); }
-  void merge(const Latencies& other) { samples_.insert(samples_.end(), other.samples_.begin(), other.samples_.end()); }
+  void merge(const Latencies& other) {
+    samples_.insert(samples_.end(), other.samples_.begin(), other.samples_.end());
+    longest_ = std::max(longest_, other.longest_);
+  }
   std::size_t count() const { return samples_.size(); }
   double percentile_us(double fraction);  // 0.5, 0.99, ...; 0 without samples; reorders the samples
+  double max_us() const { return static_cast<double>(longest_) / 1e3; }
 
  private:
   std::vector<std::uint32_t> samples_;
+  std::uint64_t longest_ = 0;
+};
+
+// How a row was measured, told beside each of its figures, so that a reader sees what is compared with what. What is empty or 0
+// is left out.
+struct How {
+  std::string client;     // "raw loop", "C++ client"
+  std::string transport;  // "tcp", "unix", "udp", "in process"
+  std::size_t connections = 0, in_flight = 0;  // in flight on each connection
 };
 
 // Prints one JSON line per figure, at once.
 class Report {
  public:
-  explicit Report(const Arguments& arguments) : bench_(arguments.bench), system_(arguments.system) {}
+  explicit Report(const Arguments& arguments)
+      : bench_(arguments.bench), system_(arguments.system), durability_(arguments.durability) {}
+  Report with(How how) const;  // a report of rows that were measured so
   void row(std::string_view row, std::string_view metric, double value) const;
-  void latency(std::string_view row, Latencies& latencies) const;  // p50_us, p99_us, p999_us
+  void latency(std::string_view row, Latencies& latencies) const;  // p50_us, p99_us, p999_us, max_us
 
  private:
-  std::string bench_, system_;
+  std::string bench_, system_, durability_, how_;
 };
+
+// Processor time that process `pid` (0: this one) has taken, all its threads, in seconds.
+double processor_seconds(int pid = 0);
 
 // Resident memory of process `pid` (0: this one) in bytes; bytes on disk (allocated blocks) below `folder`.
 std::uint64_t resident_bytes(int pid = 0);
