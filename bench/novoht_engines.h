@@ -178,11 +178,14 @@ struct FlatHashMap {
 };
 #endif
 
-template <typename Kind>
+// kReserved: with room for all pairs from the start, which an embedder seldom knows.
+template <typename Kind, bool kReserved = false>
 class MapEngine {
  public:
   static constexpr bool kOnDisk = false;
-  MapEngine(const std::string&, std::size_t, Use) {}
+  MapEngine(const std::string&, std::size_t pairs, Use) {
+    if (kReserved) map_.reserve(pairs);
+  }
   void insert(Bytes key, Bytes value) {
     if (const auto found = map_.find(Kind::view(key)); found != map_.end()) found->second.assign(value);
     else map_.emplace(std::string(key), std::string(value));
