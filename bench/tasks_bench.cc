@@ -5,7 +5,7 @@
 // `noop process`: /bin/true as fast as it goes, as many at a time as there are cores. `sleep S x64`: 64 at a time, the
 // share of the ideal time. `submit to result`: one task at a time through the C++ interface, from submit() to its
 // result in hand. The matrix rows include everything a user gets: durable records in the store, captured output, exit
-// codes. xargs records nothing; spawn_limit does nothing but vfork, exec and wait.
+// codes. xargs records nothing; spawn_limit does nothing but vfork, exec and wait. `idle`: an agent with nothing to do.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -62,6 +62,7 @@ class Agent {
     if (!support::wait_until(std::chrono::seconds(20), [&] { return support::service_pid(data_, "matrix") == pid_; }))
       bench::wrong("the agent did not start: " + program);
   }
+  pid_t pid() const { return pid_; }
   ~Agent() {
     kill(pid_, SIGTERM);
     waitpid(pid_, nullptr, 0);
@@ -144,6 +145,22 @@ double xargs(const bench::Arguments& arguments, const std::string& command, cons
   return watch.seconds();
 }
 
+void submitted(const bench::Report& report, bench::Latencies& latencies) {
+  report.row("submit to result", "p50_ms", latencies.percentile_us(0.5) / 1000);
+  report.row("submit to result", "p99_ms", latencies.percentile_us(0.99) / 1000);
+  report.row("submit to result", "p999_ms", latencies.percentile_us(0.999) / 1000);
+  report.row("submit to result", "max_ms", latencies.max_us() / 1000);
+}
+
+// What an agent with nothing to do takes of a core.
+void idle(const bench::Report& report, const bench::Arguments& arguments, pid_t agent) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(arguments.pick(50, 1000, 1000)));  // the end of what was before
+  const double before = bench::processor_seconds(agent);
+  bench::Stopwatch watch;
+  std::this_thread::sleep_for(std::chrono::milliseconds(arguments.pick(300, 5000, 10000)));
+  report.row("idle", "percent_of_core", 100 * (bench::processor_seconds(agent) - before) / watch.seconds());
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -169,12 +186,13 @@ int main(int argc, char** argv) {
     if (is_matrix) {
       bench::Latencies latencies;
       matrix->submit_to_result(arguments.pick<std::size_t>(5, 200, 1000), latencies);
-      report.row("submit to result", "p50_ms", latencies.percentile_us(0.5) / 1000);
+      submitted(report, latencies);
+      idle(report, arguments, agent->pid());
     } else if (!is_xargs) {
       bench::Latencies latencies;
       for (std::size_t i = 0; i < arguments.pick<std::size_t>(5, 200, 1000); i++)
         latencies.add(static_cast<std::uint64_t>(bench::spawn_limit({"/bin/true"}, 1, 1) * 1e9));
-      report.row("submit to result", "p50_ms", latencies.percentile_us(0.5) / 1000);
+      submitted(report, latencies);
     }
   }
   std::unique_ptr<Agent> agent;
