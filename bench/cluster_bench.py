@@ -126,14 +126,22 @@ class Load:
 
 
 def gap_ms(seen, since, until, of=lambda partition: True):
-    """The longest that a lane waited, of the waits that began between the two. A lane writes every 2 ms: one that waits when something
-    happens began to just before. 20: none was longer than what is told."""
-    return 1000 * max([to - start for partition, start, to in seen["gaps"] if since - 0.05 < start < until - 0.05 and of(partition)],
-                      default=0.02)
+    """The longest that a lane waited, of the waits that began between the two. A lane that waits when something happens began to just
+    before. Where none was longer than what the load tells, that: the gap is at most so long."""
+    return max([1000 * (to - start) for partition, start, to in seen["gaps"] if since - 0.05 < start < until - 0.05 and of(partition)],
+               default=seen["gap_floor_ms"])
 
 
-def row(name, metric, value):
-    print(json.dumps({"row": name, "metric": metric, "value": value}), flush=True)
+def row(name, metric, value, seen=None):
+    """`seen`: of the load whose gap it is; one of its floor is `at most` that."""
+    floor = {"at_most": True} if seen is not None and value <= seen["gap_floor_ms"] else {}
+    print(json.dumps({"row": name, "metric": metric, "value": value, **floor}), flush=True)
+
+
+def latencies(name, seen):
+    row(name, "ops_per_s", seen["ops_per_s"])
+    for metric in ("p50_us", "p99_us", "p999_us", "max_us"):
+        row(name, metric, seen[metric])
 
 
 def timeline(arguments, name, seen, marks, title):
@@ -168,8 +176,8 @@ def failover(arguments, how):
             nodes.processes[victim].send_signal(signal.SIGCONT)
         time.sleep(after)
         seen = load.end()
-        row(f"failover {how}", "gap_ms", gap_ms(seen, struck, back))
-        row(f"return after {how}", "gap_ms", gap_ms(seen, back, back + 60))
+        row(f"failover {how}", "gap_ms", gap_ms(seen, struck, back), seen)
+        row(f"return after {how}", "gap_ms", gap_ms(seen, back, back + 60), seen)
         row(f"failover {how}", "failed", seen["failed"])
         timeline(arguments, "failover-" + how.split()[0].lower(), seen, [(struck, how), (back, "back")], f"cluster: 3 nodes, {how} of one")
 
@@ -199,7 +207,7 @@ def grow(arguments):
         row(f"grow 1 to {last}", "failed", seen["failed"])
         row(f"grow 1 to {last}", "max_over_mean", max(counts) * len(counts) / sum(counts))
         row(f"grow 1 to {last}", "seconds", settled - started)
-        row("migration", "pause_ms", gap_ms(seen, started, settled))
+        row("migration", "pause_ms", gap_ms(seen, started, settled), seen)
         rate = lambda since, until: sum(seen["buckets"][int((since - seen["start"]) * 100):int((until - seen["start"]) * 100)]) / (until - since)  # noqa: E731
         row(f"grow 1 to {last}", "ops_per_s before", rate(started - 1.2, started))
         row(f"grow 1 to {last}", "ops_per_s after", rate(settled, settled + 1.2))
@@ -232,9 +240,9 @@ def migrate(arguments):
         # What every key may wait on a machine with this much to do is no pause of the one that is moved: it is told beside it.
         pauses = sorted(gap_ms(seen, since, until + 0.05, lambda one, moved=moved: one == moved) for moved, since, until in windows)
         others = [gap_ms(seen, since, until + 0.05, lambda one, moved=moved: one != moved) for moved, since, until in windows]
-        row("migration of one partition", "pause_ms", pauses[-1])
-        row("migration of one partition", "pause_p50_ms", pauses[len(pauses) // 2])
-        row("migration of one partition", "others_pause_ms", max(others))
+        row("migration of one partition", "pause_ms", pauses[-1], seen)
+        row("migration of one partition", "pause_p50_ms", pauses[len(pauses) // 2], seen)
+        row("migration of one partition", "others_pause_ms", max(others), seen)
         row("migration of one partition", "seconds", sum(until - since for _, since, until in windows) / len(windows))
         row("migration of one partition", "failed", seen["failed"])
 
@@ -266,8 +274,7 @@ def copies(arguments):
                 seen = Load(arguments, "--cluster", nodes.all(), "--blocking", lanes, "--seconds", seconds).run()
                 if seen["failed"]:
                     raise RuntimeError(f"{name}: {seen['failed']} failed: {seen['failure']}")
-                row(f"insert {name} {label}", "ops_per_s", seen["ops_per_s"])
-                row(f"insert {name} {label}", "p50_us", seen["p50_us"])
+                latencies(f"insert {name} {label}", seen)
 
 
 def redis_copies(arguments):
@@ -289,8 +296,7 @@ def redis_copies(arguments):
                 subprocess.run(probe, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=True)
             for label, lanes in ((f"x{threads}", threads), ("x1", "1")):
                 seen = Load(arguments, "--redis", f"127.0.0.1:{first}", "--replicas", str(wait), "--blocking", lanes, "--seconds", seconds).run()
-                row(f"insert {name} {label}", "ops_per_s", seen["ops_per_s"])
-                row(f"insert {name} {label}", "p50_us", seen["p50_us"])
+                latencies(f"insert {name} {label}", seen)
 
 
 def main():
