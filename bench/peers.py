@@ -28,23 +28,68 @@ def fetch(*packages):
     """Downloads Debian packages (with what they need and this machine lacks) and unpacks them under build/peers."""
     if shutil.which("apt-get") is None:
         raise Unavailable(f"no apt-get to fetch {' '.join(packages)} with")
-    archives = os.path.join(PEERS, "archives")
+    archives, lists = os.path.join(PEERS, "archives"), os.path.join(PEERS, "lists")
     os.makedirs(os.path.join(archives, "partial"), exist_ok=True)
     print(f"fetching {' '.join(packages)} (Debian packages, unpacked in build/peers)", file=sys.stderr)
-    done = subprocess.run(["apt-get", "install", "--download-only", "--yes", "--no-install-recommends",
-                           "-o", "Debug::NoLocking=1", "-o", "Dir::Cache::archives=" + archives, *packages],
-                          capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+
+    def apt(*words):
+        own = ["-o", "Dir::State::lists=" + lists] if os.path.isdir(lists) else []
+        return subprocess.run(["apt-get", "-o", "Debug::NoLocking=1", "-o", "Dir::Cache::archives=" + archives, *own, *words],
+                              capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+
+    download = ["install", "--download-only", "--yes", "--no-install-recommends", *packages]
+    done = apt(*download)
+    if done.returncode != 0 and not os.path.isdir(lists):
+        # The machine's lists of packages are old, or gone: lists of our own.
+        os.makedirs(os.path.join(lists, "partial"))
+        apt("update", "-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache=")
+        done = apt(*download)
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or ["unknown reason"])[-1]
-        raise Unavailable(f"apt-get cannot fetch {' '.join(packages)}: {reason}; run apt-get update")
+        raise Unavailable(f"apt-get cannot fetch {' '.join(packages)}: {reason}")
     for package in glob.glob(os.path.join(archives, "*.deb")):
         subprocess.run(["dpkg", "-x", package, PEERS], check=True, stdin=subprocess.DEVNULL)
         os.remove(package)
+    mend_links(PEERS)
+
+
+def mend_links(root, system="/"):
+    """What this machine has installed is not fetched again, and links of fetched packages into such a package lead nowhere: with
+    redis-tools installed, redis-server is a link to a program that lies in /usr/bin alone; with a library installed, its -dev
+    package's links (and CMake's files, which name what they point to) lack the library. The missing end becomes a link to the
+    installed file."""
+    made = True
+    while made:  # a link to a link to a file: each end is made anew
+        made = False
+        for folder, _, names in os.walk(root):
+            for name in names:
+                link = os.path.join(folder, name)
+                if os.path.islink(link) and not os.path.exists(link):
+                    made = mend_link(link, root, system) or made
+
+
+def mend_link(link, root, system):
+    """One link that leads nowhere; whether something was done about it."""
+    to = os.readlink(link)
+    end = root + to if os.path.isabs(to) else os.path.normpath(os.path.join(os.path.dirname(link), to))
+    if not end.startswith(root + os.sep):
+        return False
+    installed = os.path.join(system, os.path.relpath(end, root))
+    if os.path.isabs(to) and os.path.exists(end):  # a package that expects to lie at the root
+        os.remove(link)
+        os.symlink(end, link)
+        return True
+    if os.path.lexists(end) or not os.path.exists(installed):
+        return False
+    os.makedirs(os.path.dirname(end), exist_ok=True)
+    further = os.readlink(installed) if os.path.islink(installed) else installed
+    os.symlink(installed if os.path.isabs(further) else further, end)
+    return True
 
 
 def libraries():
     """The environment in which unpacked programs find their unpacked libraries."""
-    paths = glob.glob(os.path.join(PEERS, "usr", "lib", "*-linux-gnu"))
+    paths = [path for lib in ("usr/lib", "lib") for path in glob.glob(os.path.join(PEERS, lib, "*-linux-gnu"))]
     return dict(os.environ, LD_LIBRARY_PATH=os.pathsep.join(paths + [os.environ.get("LD_LIBRARY_PATH", "")]).strip(":"))
 
 
@@ -102,15 +147,65 @@ def folder(prefix="zht-bench-"):
 
 
 @contextlib.contextmanager
-def server(argv, port, core=None, cwd=None):
-    """A server process that answers on `port`; ended afterwards."""
+def server(argv, port, core=None, cwd=None, socket_path=None):
+    """A server process that answers on `port` (or, without one, at a unix socket); ended afterwards."""
     process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                                env=libraries(), cwd=cwd, preexec_fn=pinned(core))
     try:
-        wait_for(lambda: answers(port), os.path.basename(argv[0]), process)
-        yield f"127.0.0.1:{port}"
+        ready = (lambda: answers(port)) if port else (lambda: os.path.exists(socket_path))
+        wait_for(ready, os.path.basename(argv[0]), process)
+        with running(lambda: [process.pid]):
+            yield f"127.0.0.1:{port}"
     finally:
         end(process)
+
+
+# What the system under test runs, as long as it does: functions that return process ids.
+RUNNING = []
+
+
+@contextlib.contextmanager
+def running(processes):
+    RUNNING.append(processes)
+    try:
+        yield
+    finally:
+        RUNNING.remove(processes)
+
+
+def processes_of(*folders):
+    """The processes whose command line or environment names one of the folders, but for this one and its relations."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            text = b""
+            for part in ("cmdline", "environ"):
+                with open(f"/proc/{pid}/{part}", "rb") as file:
+                    text += file.read()
+            if int(pid) != os.getpid() and any(folder.encode() in text for folder in folders):
+                found.append(int(pid))
+    return found
+
+
+def processor_seconds(pids):
+    """The processor time they have taken; of one that is gone: nothing."""
+    ticks = 0
+    for pid in pids:
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])  # utime, stime
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def idle_percent(seconds, settle=1.0):
+    """Percent of a core that all processes of the system under test take while nothing is asked of it; None: it has none."""
+    pids = sorted({pid for processes in RUNNING for pid in processes()})
+    if not pids:
+        return None
+    time.sleep(settle)
+    before, began = processor_seconds(pids), time.monotonic()
+    time.sleep(seconds)
+    return 100 * (processor_seconds(pids) - before) / (time.monotonic() - began)
 
 
 def end(process):
@@ -130,33 +225,41 @@ def redis(durability, may_fetch, core=None):
     sync = {"none": ["--appendonly", "no"], "interval": ["--appendonly", "yes", "--appendfsync", "everysec"],
             "always": ["--appendonly", "yes", "--appendfsync", "always"]}[durability]
     with folder() as place:
-        argv = [path, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", place, "--daemonize", "no", *sync]
+        local = os.path.join(place, "redis.sock")
+        argv = [path, "--port", str(port), "--bind", "127.0.0.1", "--unixsocket", local, "--save", "", "--dir", place, "--daemonize", "no",
+                *sync]
         with server(argv, port, core, place) as address:
-            yield address
+            yield address, local
 
 
 @contextlib.contextmanager
 def memcached(durability, may_fetch, core=None):
+    """With a unix socket it does not listen on TCP: so there are two of them, each asked alone."""
     if durability == "always":
         raise Unavailable("memcached keeps nothing on disk")
     path = program("memcached", "memcached", may_fetch)
     port = free_port()
-    user = ["-u", "root"] if os.geteuid() == 0 else []
-    with server([path, "-l", "127.0.0.1", "-p", str(port), "-U", "0", "-t", "1", "-m", "2048", *user], port, core) as address:
-        yield address
+    more = ["-t", "1", "-m", "2048", *(["-u", "root"] if os.geteuid() == 0 else [])]
+    with folder() as place:
+        local = os.path.join(place, "memcached.sock")
+        with server([path, "-l", "127.0.0.1", "-p", str(port), "-U", "0", *more], port, core) as address, \
+                server([path, "-s", local, *more], None, core, socket_path=local):
+            yield address, local
 
 
 @contextlib.contextmanager
-def echo_limit(programs, durability, core=None):
-    """A bare epoll loop that answers and does nothing else."""
-    if durability == "always":
-        raise Unavailable("the bare epoll loop keeps nothing on disk")
+def echo_limit(programs, core=None, append=False, sync=False, resp=False):
+    """A bare epoll loop that answers and does nothing else; with `append` what it reads goes to a file first, with `sync` to the disk."""
     path = os.path.join(programs, "echo_limit")
     if not os.path.exists(path):
         raise Unavailable("echo_limit has not been built")
     port = free_port()
-    with server([path, "127.0.0.1", str(port)], port, core) as address:
-        yield address
+    with folder() as place:
+        local = os.path.join(place, "echo.sock")
+        argv = [path, *(["--append", os.path.join(place, "log")] if append or sync else []), *(["--sync"] if sync else []),
+                *(["--resp"] if resp else []), f"127.0.0.1:{port}", local]
+        with server(argv, port, core) as address:
+            yield address, local
 
 
 @contextlib.contextmanager
@@ -191,7 +294,8 @@ def node(binaries, durability, core=None, instances=1, listen=None, resp=None, s
             wait_for(lambda: os.path.exists(os.path.join(data, "node.sock")), "zht serve", process)
             wait_for(lambda: subprocess.run(probe, env=dict(os.environ, ZHT_DATA=data), check=False, **quiet).returncode == 0,
                      "zht serve", process)
-            yield data
+            with running(lambda: [process.pid]):
+                yield data
         finally:
             subprocess.run([os.path.join(binaries, "zht"), "stop", "--data", data], capture_output=True, check=False,
                            stdin=subprocess.DEVNULL, timeout=2 * DEADLINE)
@@ -219,8 +323,9 @@ def need_fuse():
 
 
 @contextlib.contextmanager
-def fusionfs(binaries, durability):
-    """A FusionFS mount, which is the local node of a fresh data folder too; yields an empty folder in it."""
+def fusionfs(binaries, durability, embed=False):
+    """A FusionFS mount on a fresh data folder, as `fusionfs mount DIR` makes it: beside the local node, which it starts. With `embed`
+    it is the node too (-o embed). Yields an empty folder in it."""
     need_fuse()
     with folder() as place:
         data, point = os.path.join(place, "data"), os.path.join(place, "mnt")
@@ -228,14 +333,15 @@ def fusionfs(binaries, durability):
         environment = dict(os.environ, ZHT_DATA=data, ZHT_DURABILITY=durability)
         environment.pop("ZHT_CLUSTER", None)
         quiet = {"env": environment, "check": False, "stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
-        done = subprocess.run([os.path.join(binaries, "fusionfs"), "mount", "-o", "embed", point], text=True, stderr=subprocess.PIPE,
-                              timeout=DEADLINE, **quiet)
+        argv = [os.path.join(binaries, "fusionfs"), "mount", *(["-o", "embed"] if embed else []), point]
+        done = subprocess.run(argv, text=True, stderr=subprocess.PIPE, timeout=DEADLINE, **quiet)
         if done.returncode != 0:
             raise Unavailable(f"fusionfs mount: {done.stderr.strip()}")
         try:
             wait_for(lambda: mounted(point), "fusionfs mount")
             os.mkdir(os.path.join(point, "bench"))
-            yield os.path.join(point, "bench")
+            with running(lambda: processes_of(place)):
+                yield os.path.join(point, "bench")
         finally:
             unmount(point)
             subprocess.run([os.path.join(binaries, "zht"), "stop"], stderr=subprocess.DEVNULL, timeout=2 * DEADLINE, **quiet)
@@ -263,7 +369,7 @@ def juicefs(durability, may_fetch):
     """JuiceFS with its names in Redis and its bytes in a local folder; yields an empty folder in it."""
     need_fuse()
     path = juicefs_program(may_fetch)
-    with redis(durability, may_fetch) as address, folder() as place:
+    with redis(durability, may_fetch) as (address, _), folder() as place:
         point, names = os.path.join(place, "mnt"), f"redis://{address}/1"
         os.mkdir(point)
         quiet = {"check": False, "stdin": subprocess.DEVNULL, "text": True, "capture_output": True, "timeout": 4 * DEADLINE}
@@ -277,7 +383,8 @@ def juicefs(durability, may_fetch):
         try:
             wait_for(lambda: mounted(point), "juicefs mount", process)
             os.mkdir(os.path.join(point, "bench"))
-            yield os.path.join(point, "bench")
+            with running(lambda: processes_of(place)):
+                yield os.path.join(point, "bench")
         finally:
             unmount(point)
             end(process)
@@ -360,7 +467,8 @@ def glusterfs(may_fetch):
             seen = f"/proc/{client_process.pid}/root{point}"  # in its namespace
             wait_for(lambda: os.path.ismount(seen), "glusterfs", client_process)
             os.mkdir(os.path.join(seen, "bench"))
-            yield os.path.join(seen, "bench")
+            with running(lambda: processes_of(place)):
+                yield os.path.join(seen, "bench")
         finally:
             for process in (client_process, server_process):
                 if process is not None:
@@ -382,7 +490,8 @@ def fuse_limit(programs):
         try:
             wait_for(lambda: mounted(point), "fuse_limit", process)
             os.mkdir(os.path.join(point, "bench"))
-            yield os.path.join(point, "bench")
+            with running(lambda: [process.pid]):
+                yield os.path.join(point, "bench")
         finally:
             unmount(point)
             end(process)

@@ -4,11 +4,12 @@
 //
 //   queue_bench --system redis --address 127.0.0.1:6379 --quick
 //
-// fabriq      through its client library: a settlement rides on the next pop, pipelined pushes are batched by the
-// library.
-//             --listen=host:port: over TCP, as the peers; else through the unix socket of the node in --address
-// redis       streams: XADD; XREADGROUP, then XACK and XDEL in one write; pipelined: COUNT, many ids per XACK
-// beanstalkd  put; reserve, delete
+// All over TCP, and in all of them the settlement of what was had rides on the next pop, in one write with it.
+//
+// fabriq      through its client library, which batches pipelined pushes; --listen=host:port
+// redis       streams: XADD; XACK, XDEL of the last and XREADGROUP in one pipeline; pipelined: COUNT, many ids per XACK
+// beanstalkd  put; delete of the last and reserve in one write
+// limit       echo_limit: what is pushed or asked for is appended to a file, answers are as long as messages; nothing is kept
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -22,9 +23,11 @@
 #include <functional>
 #include <memory>
 #include <thread>
+#include <utility>
 
 #include "bench/measure.h"
 #include "fabriq/fabriq.h"
+#include "novoht/base/bytes.h"
 #include "zht/client.h"
 
 namespace {
@@ -75,6 +78,7 @@ class Client {
   // Hands one message to `checklist` and settles it (with the next pop, where the system can); false: none left.
   virtual bool pop(Checklist& checklist) = 0;
   virtual void finish() {}  // settles what is not settled yet
+  virtual std::string name() const { return "raw socket"; }
   // Bodies first..first+count-1, at most `window` on their way.
   virtual void push_many(std::uint64_t first, std::size_t count, std::size_t size, std::size_t window) = 0;
   // Up to `window` messages; how many.
@@ -118,6 +122,7 @@ class FabriqClient final : public Client {
       });
     producer.flush();
   }
+  std::string name() const override { return "C++ client"; }
   std::size_t pop_many(Checklist& checklist, std::size_t window) override {
     return take(checklist, static_cast<std::uint32_t>(window));
   }
@@ -147,7 +152,7 @@ class Fabriq final : public System {
  public:
   explicit Fabriq(const bench::Arguments& arguments) {
     options_.cluster = arguments.option("listen", "");
-    options_.data_folder = arguments.address;
+    require(!options_.cluster.empty(), "fabriq needs --listen=HOST:PORT: every system is measured over TCP");
     options_.start_node = false;
     admin_ = connect();
   }
@@ -209,10 +214,10 @@ class Wire {
       fill();
     }
   }
-  std::string_view bytes(std::size_t count) {  // and the line end behind them
-    while (in_.size() - from_ < count + 2) fill();
+  std::string_view bytes(std::size_t count, std::size_t behind = 2) {  // and the line end behind them
+    while (in_.size() - from_ < count + behind) fill();
     const std::string_view text(in_.data() + from_, count);
-    from_ += count + 2;
+    from_ += count + behind;
     return text;
   }
 
@@ -244,6 +249,19 @@ std::size_t number_in(std::string_view text) {
   return number;
 }
 
+// Sends `count` requests and has their answers, at most `window` on their way, half of them in a write: the server always has some.
+void keep_full(std::size_t count, std::size_t window, const std::function<void(std::size_t)>& put, const std::function<void()>& flush,
+               const std::function<void()>& answered) {
+  const std::size_t half = std::max<std::size_t>(1, window / 2);
+  for (std::size_t sent = 0, had = 0; had < count;) {
+    while (sent < count && sent - had + half <= window) {
+      for (std::size_t i = 0; i < half && sent < count; i++) put(sent++);
+      flush();
+    }
+    for (std::size_t i = 0; i < half && had < sent; i++, had++) answered();
+  }
+}
+
 class RedisClient final : public Client {
  public:
   RedisClient(const std::string& address, std::string queue, int number)
@@ -255,40 +273,32 @@ class RedisClient final : public Client {
   }
   bool pop(Checklist& checklist) override { return pop_many(checklist, 1) > 0; }
   void push_many(std::uint64_t first, std::size_t count, std::size_t size, std::size_t window) override {
-    for (std::size_t sent = 0; sent < count;) {
-      const std::size_t now = std::min(window, count - sent);
-      for (std::size_t i = 0; i < now; i++) add(body_of(first + sent + i, size));
-      flush();
-      for (std::size_t i = 0; i < now; i++) pushed();
-      sent += now;
-    }
+    keep_full(count, window, [&](std::size_t i) { add(body_of(first + i, size)); }, [&] { flush(); }, [&] { pushed(); });
   }
   std::size_t pop_many(Checklist& checklist, std::size_t window) override {
+    const std::size_t riding = settle();
     command({"XREADGROUP", "GROUP", "g", consumer_, "COUNT", std::to_string(window), "STREAMS", queue_, ">"});
     flush();
+    settled(riding);
     const std::string_view head = wire_.line();
     if (head == "*-1") return 0;
     require(head == "*1", "redis: XREADGROUP: " + std::string(head));
     require(wire_.line() == "*2", "redis: one stream");
     string();
     const std::size_t count = array();
-    std::vector<std::string> ids;
     for (std::size_t i = 0; i < count; i++) {
       require(array() == 2, "redis: an entry");
-      ids.emplace_back(string());
+      ids_.emplace_back(string());
       require(array() == 2, "redis: one field");
       string();
       checklist.had(string());
     }
-    std::vector<std::string> ack{"XACK", queue_, "g"}, drop{"XDEL", queue_};
-    ack.insert(ack.end(), ids.begin(), ids.end());
-    drop.insert(drop.end(), ids.begin(), ids.end());
-    command(ack);
-    command(drop);
-    flush();
-    require(wire_.line() == ":" + std::to_string(count), "redis: XACK");
-    require(wire_.line() == ":" + std::to_string(count), "redis: XDEL");
     return count;
+  }
+  void finish() override {
+    const std::size_t riding = settle();
+    flush();
+    settled(riding);
   }
   void command(const std::vector<std::string>& words) {
     out_ += "*" + std::to_string(words.size()) + "\r\n";
@@ -302,6 +312,23 @@ class RedisClient final : public Client {
   std::string_view answer() { return wire_.line(); }
 
  private:
+  // Puts the settlement of what was had before the next command; how many messages.
+  std::size_t settle() {
+    if (ids_.empty()) return 0;
+    std::vector<std::string> ack{"XACK", queue_, "g"}, drop{"XDEL", queue_};
+    ack.insert(ack.end(), ids_.begin(), ids_.end());
+    drop.insert(drop.end(), ids_.begin(), ids_.end());
+    command(ack);
+    command(drop);
+    const std::size_t count = ids_.size();
+    ids_.clear();
+    return count;
+  }
+  void settled(std::size_t count) {
+    if (count == 0) return;
+    require(wire_.line() == ":" + std::to_string(count), "redis: XACK");
+    require(wire_.line() == ":" + std::to_string(count), "redis: XDEL");
+  }
   void add(const std::string& body) {
     (out_ += "*5\r\n$4\r\nXADD\r\n$" + std::to_string(queue_.size()) + "\r\n" + queue_ + "\r\n$1\r\n*\r\n$1\r\nb\r\n$" +
              std::to_string(body.size()) + "\r\n")
@@ -325,6 +352,7 @@ class RedisClient final : public Client {
   }
   Wire wire_;
   std::string queue_, consumer_, out_;
+  std::vector<std::string> ids_;  // had and not settled
 };
 
 class Redis final : public System {
@@ -367,17 +395,14 @@ class BeanstalkClient final : public Client {
   }
   bool pop(Checklist& checklist) override { return pop_many(checklist, 1) > 0; }
   void push_many(std::uint64_t first, std::size_t count, std::size_t size, std::size_t window) override {
-    for (std::size_t sent = 0; sent < count;) {
-      const std::size_t now = std::min(window, count - sent);
-      for (std::size_t i = 0; i < now; i++) put(body_of(first + sent + i, size));
-      flush();
-      for (std::size_t i = 0; i < now; i++) require(wire_.line().starts_with("INSERTED "), "beanstalkd: put");
-      sent += now;
-    }
+    keep_full(count, window, [&](std::size_t i) { put(body_of(first + i, size)); }, [&] { flush(); },
+              [&] { require(wire_.line().starts_with("INSERTED "), "beanstalkd: put"); });
   }
   std::size_t pop_many(Checklist& checklist, std::size_t window) override {
+    const std::size_t riding = std::exchange(riding_, 0);  // their deletes are in out_
     for (std::size_t i = 0; i < window; i++) out_ += "reserve-with-timeout 0\r\n";
     flush();
+    settled(riding);
     std::size_t count = 0;
     for (std::size_t i = 0; i < window; i++) {
       const std::string head(wire_.line());
@@ -388,12 +413,18 @@ class BeanstalkClient final : public Client {
       out_ += "delete " + head.substr(9, space - 9) + "\r\n";
       count++;
     }
-    flush();
-    for (std::size_t i = 0; i < count; i++) require(wire_.line() == "DELETED", "beanstalkd: delete");
+    riding_ = count;
     return count;
+  }
+  void finish() override {
+    flush();
+    settled(std::exchange(riding_, 0));
   }
 
  private:
+  void settled(std::size_t count) {
+    for (std::size_t i = 0; i < count; i++) require(wire_.line() == "DELETED", "beanstalkd: delete");
+  }
   void put(const std::string& body) {
     (out_ += "put 1 0 60 " + std::to_string(body.size()) + "\r\n").append(body).append("\r\n");
   }
@@ -403,6 +434,7 @@ class BeanstalkClient final : public Client {
   }
   Wire wire_;
   std::string out_;
+  std::size_t riding_ = 0;
 };
 
 class Beanstalkd final : public System {
@@ -416,6 +448,70 @@ class Beanstalkd final : public System {
 
  private:
   std::string address_;
+};
+
+// What echo_limit answers: a push with its 16 bytes, a pop with as many as a message has. Nobody keeps a message, so each pop ticks off
+// the next one of those that were pushed.
+struct Pushed {
+  std::atomic<std::size_t> size = 0, count = 0, had = 0;
+};
+
+class LimitClient final : public Client {
+ public:
+  LimitClient(const std::string& address, Pushed& pushed) : wire_(address), pushed_(pushed) {}
+  void push(const std::string& body) override {
+    put(body);
+    flush();
+    wire_.bytes(kHead, 0);
+  }
+  bool pop(Checklist& checklist) override { return pop_many(checklist, 1) > 0; }
+  void push_many(std::uint64_t first, std::size_t count, std::size_t size, std::size_t window) override {
+    keep_full(count, window, [&](std::size_t i) { put(body_of(first + i, size)); }, [&] { flush(); }, [&] { wire_.bytes(kHead, 0); });
+  }
+  std::size_t pop_many(Checklist& checklist, std::size_t window) override {
+    const std::size_t first = pushed_.had.fetch_add(window), all = pushed_.count, size = pushed_.size;
+    const std::size_t count = first < all ? std::min(window, all - first) : 0;
+    if (count == 0) return 0;
+    head(kHead, kHead + count * size);
+    flush();
+    wire_.bytes(kHead + count * size, 0);
+    for (std::size_t i = 0; i < count; i++) checklist.had(body_of(first + i, size));
+    return count;
+  }
+
+ private:
+  static constexpr std::size_t kHead = 16;
+  void head(std::size_t size, std::size_t reply) {
+    char bytes[kHead] = {};
+    base::store(bytes, static_cast<std::uint32_t>(size));
+    base::store(bytes + 4, static_cast<std::uint32_t>(reply));
+    out_.append(bytes, kHead);
+  }
+  void put(const std::string& body) {
+    head(kHead + body.size(), kHead);
+    out_ += body;
+    pushed_.size = body.size();
+    ++pushed_.count;
+  }
+  void flush() {
+    wire_.send(out_);
+    out_.clear();
+  }
+  Wire wire_;
+  Pushed& pushed_;
+  std::string out_;
+};
+
+class Limit final : public System {
+ public:
+  explicit Limit(const bench::Arguments& arguments) : address_(arguments.address) {}
+  void make_queue(const std::string&) override { pushed_.size = pushed_.count = pushed_.had = 0; }
+  void drop_queue(const std::string&) override {}
+  std::unique_ptr<Client> client(const std::string&) override { return std::make_unique<LimitClient>(address_, pushed_); }
+
+ private:
+  std::string address_;
+  Pushed pushed_;
 };
 
 // The measurements
@@ -444,8 +540,9 @@ void closed_loop(System& system, const bench::Report& report, const std::string&
     }
     client->finish();
     require(checklist.count() == count, "messages are missing");
-    report.latency("push " + kind + label, pushes);
-    report.latency("pop " + kind + label, pops);
+    const bench::Report told = report.with({.client = client->name(), .transport = "tcp", .connections = 1, .in_flight = 1});
+    told.latency("push " + kind + label, pushes);
+    told.latency("pop " + kind + label, pops);
   }
   system.drop_queue(queue);
 }
@@ -473,8 +570,9 @@ void pipelined(System& system, const bench::Report& report, const std::string& l
   });
   require(checklist.count() == each * kClients,
           "messages are missing: " + std::to_string(checklist.count()) + " of " + std::to_string(each * kClients));
-  report.row("push " + label + " pipelined", "msgs_per_s", static_cast<double>(each * kClients) / pushing);
-  report.row("pop " + label + " pipelined", "msgs_per_s", static_cast<double>(each * kClients) / popping);
+  const bench::Report told = report.with({.client = clients[0]->name(), .transport = "tcp", .connections = kClients, .in_flight = window});
+  told.row("push " + label + " pipelined", "msgs_per_s", static_cast<double>(each * kClients) / pushing);
+  told.row("pop " + label + " pipelined", "msgs_per_s", static_cast<double>(each * kClients) / popping);
   clients.clear();
   system.drop_queue(queue);
 }
@@ -482,15 +580,17 @@ void pipelined(System& system, const bench::Report& report, const std::string& l
 }  // namespace
 
 int main(int argc, char** argv) {
-  const bench::Arguments arguments = bench::parse("queue", {"fabriq", "redis", "beanstalkd"}, argc, argv);
+  const bench::Arguments arguments = bench::parse("queue", {"fabriq", "redis", "beanstalkd", "limit"}, argc, argv);
   const bench::Report report(arguments);
   std::unique_ptr<System> system;
   if (arguments.system == "fabriq")
     system = std::make_unique<Fabriq>(arguments);
   else if (arguments.system == "redis")
     system = std::make_unique<Redis>(arguments);
-  else
+  else if (arguments.system == "beanstalkd")
     system = std::make_unique<Beanstalkd>(arguments);
+  else
+    system = std::make_unique<Limit>(arguments);
   const bool always = arguments.durability == "always";
   const std::string kind = always ? "always " : "";
 
@@ -499,13 +599,13 @@ int main(int argc, char** argv) {
 
   // Each push waits for a disk when it is to be safe at once.
   const std::size_t messages =
-      always ? arguments.pick<std::size_t>(100, 1'000, 10'000) : arguments.pick<std::size_t>(200, 5'000, 50'000);
+      always ? arguments.pick<std::size_t>(100, 2'000, 10'000) : arguments.pick<std::size_t>(200, 20'000, 50'000);
   if (wanted("50B")) closed_loop(*system, report, kind, "50B", 50, messages);
   if (wanted("1KB")) closed_loop(*system, report, kind, "1KB", 1'000, messages);
   if (wanted("1MB")) closed_loop(*system, report, kind, "1MB", 1'000'000, arguments.pick<std::size_t>(5, 40, 300));
   if (always) return 0;
-  if (wanted("50B")) pipelined(*system, report, "50B", 50, arguments.pick<std::size_t>(1'600, 200'000, 2'000'000), 256);
-  if (wanted("1KB")) pipelined(*system, report, "1KB", 1'000, arguments.pick<std::size_t>(1'600, 80'000, 400'000), 256);
+  if (wanted("50B")) pipelined(*system, report, "50B", 50, arguments.pick<std::size_t>(1'600, 1'000'000, 2'000'000), 256);
+  if (wanted("1KB")) pipelined(*system, report, "1KB", 1'000, arguments.pick<std::size_t>(1'600, 300'000, 600'000), 256);
   if (wanted("1MB")) pipelined(*system, report, "1MB", 1'000'000, arguments.pick<std::size_t>(16, 160, 800), 8);
   return 0;
 }

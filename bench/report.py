@@ -7,11 +7,67 @@ import math
 import os
 import platform
 import re
+import statistics
+import subprocess
 import sys
 
 TREE = os.path.realpath(os.path.join(os.path.dirname(__file__), ".."))
 OURS = {"novoht": "novoht", "store": "zht", "scale": "zht", "cluster": "zht", "fs": "fusionfs", "tasks": "matrix", "queue": "fabriq"}
-LESS_IS_BETTER = ("us_per_op", "latency_us", "gap_ms", "pause_ms", "pause_p50_ms", "others_pause_ms", "p50_us", "p99_us", "p999_us", "p9999_us", "p50_ms", "ram_mb", "disk_mb", "seconds", "max_over_mean")
+OURS["resp"] = "zht"
+LABELS = ("client", "transport", "connections", "in_flight", "durability")  # how a row was measured
+
+# How each system ran, printed under the tables. What is not said here is its default.
+NOTES = {
+    "novoht": {
+        "novoht": "log on, handed to the system every 256 operations, housekeeping inside the measured time",
+        "unordered_map, flat_hash_map": "as they come, compiled with NDEBUG; no log",
+        "unordered_map_tuned, flat_hash_map_tuned": "room for all pairs reserved before, memory from huge pages (NoVoHT asks for those, and reserves nothing)",
+        "lmdb": "a transaction a round, not synced but in rows `always`; nothing to read back when it is opened again",
+        "limit": "an index that knows every answer: copies, scattered memory and writes alone",
+    },
+    "store": {
+        "zht": "one instance, defaults: log written each round and synced every second; looks for the next request for up to 50 us before it "
+               "sleeps (busy_poll), which the peers do not",
+        "zht_sleeping": "the same, busy_poll = 0s: it always sleeps, as the peers do",
+        "zht_in_process": "a node in the caller's own process, no socket",
+        "redis": "append-only file synced every second, as zht; rows `always`: before each answer",
+        "redis_no_log": "nothing on disk", "memcached": "nothing on disk, one thread",
+        "limit": "an epoll loop that answers and does nothing else; rows `always`: after a write and a sync of what one turn brought",
+        "N callers": "callers of one process, one request in flight each: zht's C++ client; for the peers the raw loop with one connection and N "
+                     "requests in flight stands for a client that merges requests (lettuce, hiredis' asynchronous calls), with less to do than these",
+        "pause": "lookups of one connection while 100,000 inserts/s come; zht's log comes back by checkpoints all the time, redis rewrites its file once",
+        "idle": "all processes of the system, from a second after their start",
+    },
+    "resp": {
+        "zht": "busy_poll as it comes; RESP's own thread sleeps between turns", "redis": "append-only file synced every second, as zht",
+        "limit": "an epoll loop that answers SET and GET and stores nothing",
+    },
+    "cluster": {"zht": "1 instance a node, defaults (failover = 400ms)", "redis": "append-only file synced every second, replicas and WAIT",
+                "<=": "no key waited longer than the instrument tells: a key is written every 2 ms (8 in `migration of one partition`), and 3 more"},
+    "fs": {
+        "fusionfs": "fusionfs mount DIR, as it comes: beside the local node, over its unix socket",
+        "fusionfs_embed": "fusionfs mount -o embed DIR: the node in the mount's process",
+        "juicefs": "names in Redis (append-only file synced every second), bytes in a local folder", "glusterfs": "one brick, a client, over loopback",
+        "fuse_limit": "a file system that answers from memory and does nothing else", "local": "the folder of temporary files, without FUSE",
+        "idle": "all processes of the system that serve the mount (of juicefs without Redis)",
+    },
+    "tasks": {
+        "matrix": "durable records, captured output, exit codes; an agent and a node on this machine", "xargs": "records nothing",
+        "spawn_limit": "vfork, exec, wait", "idle": "the agent alone; its node's is in `store`",
+    },
+    "queue": {
+        "all": "over TCP; the settlement of what was had rides on the next pop, in one write", "fabriq": "the C++ client; busy_poll as it comes",
+        "redis": "streams; append-only file synced every second, rows `always`: before each answer",
+        "beanstalkd": "binlog synced every second, rows `always`: before each answer",
+        "limit": "an append to a file (rows `always`: and a sync) and an answer as long as the message",
+    },
+}
+
+
+def less_is_better(metric):
+    return metric.endswith(("_us", "_ms", "_mb")) or metric in ("us_per_op", "seconds", "max_over_mean", "percent_of_core", "failed")
+
+
 COLOURS = ["#1b6ca8", "#d1495b", "#8f9779", "#edae49", "#6c5b7b", "#66a182", "#9a8c98", "#2e4057", "#c06c84"]
 
 
@@ -24,7 +80,31 @@ def machine():
             model = next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), model)
     except OSError:
         pass
-    return {"machine": f"{len(os.sched_getaffinity(0))} cores of {model}, Linux {platform.release()}", "build": "release"}
+    memory = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30)
+    return {"machine": f"{len(os.sched_getaffinity(0))} cores of {model}, {memory} GiB, Linux {platform.release()}", "build": "release",
+            "commit": commit()}
+
+
+def commit():
+    """The commit that was measured; "..., changed" where files differ from it."""
+    git = ["git", "-c", "safe.directory=*", "-C", TREE]
+    quiet = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL, "check": False}
+    try:
+        name = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], **quiet).stdout.strip()
+        changed = subprocess.run([*git, "status", "--porcelain", "--untracked-files=no"], **quiet).stdout.strip()
+    except OSError:
+        name = changed = ""
+    return (name + (", changed" if changed else "")) if name else "unknown"
+
+
+def summary(bench, size, row, metric, system, rows):
+    """The line of a figure, out of its rounds: their median."""
+    values = [one["value"] for one in rows]
+    line = {"bench": bench, "row": row, "system": system, "metric": metric, "value": statistics.median(values), "rounds": len(values),
+            "min": min(values), "max": max(values), "size": size, **{k: rows[0][k] for k in LABELS if k in rows[0]}, **machine()}
+    if any(one.get("at_most") and one["value"] >= line["value"] for one in rows):
+        line["at_most"] = True  # nothing longer was seen, and nothing shorter can be
+    return line
 
 
 def number(value):
@@ -39,8 +119,39 @@ def number(value):
     return f"{value:.3g}"
 
 
-def table(lines, ours):
-    """Markdown: a line for each row and metric, a column for each system, ratios of ours to each peer."""
+def shown(line):
+    return ("<=" if line.get("at_most") else "") + number(line["value"])
+
+
+def how(lines):
+    """How a row was measured, in words, ours first; where the others have another client: that too."""
+    clients = {}
+    for line in lines:
+        if line.get("client"):
+            clients.setdefault(line["client"], []).append(line["system"])
+    words = [client if at == 0 or len(clients) == 1 else f"others: {client}" for at, client in enumerate(clients)]
+    first = next((line for line in lines if line.get("client")), {})
+    if first.get("transport"):
+        words.append(first["transport"])
+    if first.get("connections"):
+        words.append(f"{first['connections']} connection{'s' if first['connections'] > 1 else ''} x {first.get('in_flight', 1)}")
+    return ", ".join(words)
+
+
+def per_system(lines, of):
+    """"a: x; b, c: y" out of of(line), of each system the first that is not None."""
+    told = {}
+    for line in lines:
+        if of(line) is not None:
+            told.setdefault(line["system"], of(line))
+    systems = {}
+    for system, value in told.items():
+        systems.setdefault(value, []).append(system)
+    return "; ".join(f"{', '.join(names)}: {value}" for value, names in systems.items())
+
+
+def table(lines, ours, bench=""):
+    """Markdown: a line for each row and metric, a column for each system, ratios of ours to each peer; then how each system ran."""
     if not lines:
         return "no results"
     systems = list(dict.fromkeys(line["system"] for line in lines))
@@ -50,23 +161,29 @@ def table(lines, ours):
     for line in lines:
         if line["metric"].startswith("share_"):
             continue  # what words are made of
-        figures.setdefault((line["row"], line["metric"]), {})[line["system"]] = line["value"]
-    head = ["row", "metric", *mine, *others, *[f"{ours} / {s}" for s in others]]
+        figures.setdefault((line["row"], line["metric"]), {})[line["system"]] = line
+    labelled = any(line.get("client") for line in lines)
+    head = ["row", "metric", *(["how"] if labelled else []), *mine, *others, *[f"{ours} / {s}" for s in others]]
     body = []
     for (row, metric), values in figures.items():
-        cells = [row, metric] + [number(values[s]) if s in values else "-" for s in mine + others]
-        own = values.get(mine[0]) if mine else None
+        cells = [row, metric] + ([how([values[s] for s in mine + others if s in values])] if labelled else [])
+        cells += [shown(values[s]) if s in values else "-" for s in mine + others]
+        own = values[mine[0]]["value"] if mine and mine[0] in values else None
         for system in others:
-            peer = values.get(system)
+            peer = values[system]["value"] if system in values else None
             cells.append(f"{own / peer:.2f}x" if own is not None and peer else "-")
         body.append(cells)
     widths = [max(len(r[i]) for r in [head, *body]) for i in range(len(head))]
     render = lambda r: "| " + " | ".join(c.ljust(w) for c, w in zip(r, widths)) + " |"  # noqa: E731
     rule = "|" + "|".join("-" * (w + 2) for w in widths) + "|"
-    rounds = max(line["rounds"] for line in lines)
-    note = (f"\n{lines[0].get('machine', '')}; medians of {rounds} round{'s' if rounds != 1 else ''}; "
-            f"for {', '.join(m for m in dict.fromkeys(line['metric'] for line in lines) if m in LESS_IS_BETTER) or 'none'} less is better")
-    return "\n".join([render(head), rule, *map(render, body)]) + "\n" + note
+    less = [m for m in dict.fromkeys(line["metric"] for line in lines) if less_is_better(m)]
+    first = lines[0]
+    rounds = per_system(lines, lambda line: line["rounds"])
+    durability = per_system([line for line in lines if "always" not in line["row"]], lambda line: line.get("durability"))
+    notes = [f"{first.get('machine', '')}; commit {first.get('commit', 'unknown')}; size {first.get('size', 'full')}",
+             f"medians; rounds: {rounds}", *([f"durability: {durability}"] if durability else []),
+             f"less is better for {', '.join(less) or 'none'}", *[f"{system}: {text}" for system, text in NOTES.get(bench, {}).items()]]
+    return "\n".join([render(head), rule, *map(render, body), "", *["- " + note for note in notes]])
 
 
 def plot(lines, metric, title):
@@ -191,31 +308,44 @@ def scale_words(lines):
     return "\n".join(said)
 
 
+def load(path):
+    """The lines of a file that --json wrote."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = [json.loads(line) for line in file if line.strip()]
+        for key in ("bench", "row", "system", "metric", "value", "rounds"):
+            for line in lines:
+                line[key]  # noqa: B018: a missing key is what we look for
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: not a file of results ({error!r}); give files that --json wrote") from error
+    return lines
+
+
+def saved(files):
+    return files or sorted(glob.glob(os.path.join(TREE, "build", "bench", "*.json")))
+
+
 def main(files):
-    files = files or sorted(glob.glob(os.path.join(TREE, "build", "bench", "*.json")))
+    files = saved(files)
     if not files:
         print("bench/run: no saved results; bench/run NAME --json build/bench/NAME.json makes one", file=sys.stderr)
         return 2
     for path in files:
         try:
-            with open(path, encoding="utf-8") as file:
-                lines = [json.loads(line) for line in file if line.strip()]
-            for key in ("bench", "row", "system", "metric", "value", "rounds"):
-                for line in lines:
-                    line[key]  # noqa: B018: a missing key is what we look for
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            print(f"bench/run: {path}: not a file of results ({error!r}); give files that --json wrote", file=sys.stderr)
+            lines = load(path)
+        except ValueError as error:
+            print(f"bench/run: {error}", file=sys.stderr)
             return 2
         for bench in dict.fromkeys(line["bench"] for line in lines):
             mine = [line for line in lines if line["bench"] == bench]
-            print(f"## {bench}\n\n{table(mine, OURS.get(bench, bench))}\n")
+            print(f"## {bench}\n\n{table(mine, OURS.get(bench, bench), bench)}\n")
             if bench == "scale":
                 print(scale_words(mine) + "\n")
             for metric in dict.fromkeys(line["metric"] for line in mine):
                 if bench == "scale" and metric not in ("efficiency", "latency_us", "ops_per_s"):
                     continue
                 target = f"{os.path.splitext(path)[0]}-{bench}-{metric}.svg"
-                better = "less is better" if metric in LESS_IS_BETTER else "more is better"
+                better = "less is better" if less_is_better(metric) else "more is better"
                 with open(target, "w", encoding="utf-8") as file:
                     file.write(scale_plot(mine, metric) if bench == "scale" else
                                plot([line for line in mine if line["metric"] == metric], metric,
