@@ -110,8 +110,12 @@ class RealFile final : public File {
 
   Result<void> sync() override {
     if constexpr (kMutant == Mutant::never_sync) return {};
-    if (::fdatasync(descriptor_) != 0) return failed(errno, "sync", path_);
-    return {};
+    if (::fdatasync(descriptor_) == 0) return {};
+    const int error = errno;
+    // What the disk did not take is marked clean all the same, and stays in the page cache: the next life would read it there, take it
+    // for synced, and acknowledge more on top of it. Without those pages it reads what the disk has.
+    (void)::posix_fadvise(descriptor_, 0, 0, POSIX_FADV_DONTNEED);
+    return failed(error, "sync", path_);
   }
 
   Result<std::uint64_t> size() override {
@@ -233,7 +237,12 @@ class RealFiles final : public FileSystem {
     for (std::size_t at = 1; at <= path.size(); at++) {
       if (at != path.size() && path[at] != '/') continue;
       const std::string part = path.substr(0, at);
-      if (::mkdir(part.c_str(), 0700) == 0) continue;
+      if (::mkdir(part.c_str(), 0700) == 0) {
+        // Its name too: a store that syncs its own folder alone would be gone as a whole after a loss of power.
+        const std::size_t slash = part.rfind('/');
+        TRY(sync_folder(slash == std::string::npos ? "." : slash == 0 ? "/" : part.substr(0, slash)));
+        continue;
+      }
       const int error = errno;
       struct stat about;
       if (::stat(part.c_str(), &about) == 0 && S_ISDIR(about.st_mode)) continue;

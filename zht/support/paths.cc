@@ -26,6 +26,16 @@ std::string environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
+// The names in `folder` survive a loss of power, as far as its file system can see to that.
+Result<void> sync_names(const std::string& folder) {
+  if (const int dir = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); dir >= 0) {
+    const int synced = fsync(dir) == 0 ? 0 : errno;
+    close(dir);
+    if (synced != 0 && synced != EINVAL) return fail_errno(synced, folder);
+  }
+  return {};
+}
+
 // A folder that only this user can have made and can change.
 Result<void> check_private(const std::string& path) {
   struct stat info {};
@@ -52,13 +62,19 @@ Result<std::string> absolute_path(const std::string& path) {
 Result<std::string> data_folder(const std::string& flag) {
   if (!flag.empty()) return absolute_path(flag);
   if (const std::string set = environment("ZHT_DATA"); !set.empty()) return absolute_path(set);
-  if (const std::string set = environment("XDG_DATA_HOME"); !set.empty()) return absolute_path(set + "/zht");
+  auto found = user_folder("zht");
+  if (!found && found.code() == Code::invalid)
+    return fail(Code::invalid, "no data folder: neither ZHT_DATA, XDG_DATA_HOME nor HOME is set; give --data DIR");
+  return found;
+}
+
+Result<std::string> user_folder(const std::string& name) {
+  if (const std::string set = environment("XDG_DATA_HOME"); !set.empty()) return absolute_path(set + "/" + name);
   std::string home = environment("HOME");
   if (home.empty())
     if (const passwd* user = getpwuid(geteuid()); user != nullptr) home = user->pw_dir;
-  if (home.empty())
-    return fail(Code::invalid, "no data folder: neither ZHT_DATA, XDG_DATA_HOME nor HOME is set; give --data DIR");
-  return absolute_path(home + "/.local/share/zht");
+  if (home.empty()) return fail(Code::invalid, "neither XDG_DATA_HOME nor HOME is set");
+  return absolute_path(home + "/.local/share/" + name);
 }
 
 Result<void> make_private_folder(const std::string& path) {
@@ -73,6 +89,7 @@ Result<void> make_private_folder(const std::string& path) {
         return fail(base::code_of_errno(error.value()), "folder ", path.substr(0, slash), ": ", error.message());
     }
     if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return fail_errno(errno, "folder " + path);
+    TRY(sync_names(slash == std::string::npos ? "." : path.substr(0, slash + 1)));  // a loss of power must not take the folder with all in it
     if (stat(path.c_str(), &info) != 0) return fail_errno(errno, "folder " + path);
   }
   if (!S_ISDIR(info.st_mode)) return fail(Code::invalid, path, " is a file, not a folder; remove it or name another");
@@ -127,13 +144,7 @@ Result<void> write_file_atomically(const std::string& path, const std::string& c
     return fail_errno(error, path);
   }
   const std::size_t slash = path.find_last_of('/');
-  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
-  if (const int dir = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); dir >= 0) {
-    const int synced = fsync(dir) == 0 ? 0 : errno;
-    close(dir);
-    if (synced != 0 && synced != EINVAL) return fail_errno(synced, folder);
-  }
-  return {};
+  return sync_names(slash == std::string::npos ? "." : path.substr(0, slash + 1));
 }
 
 Result<std::string> read_file(const std::string& path, std::size_t most) {

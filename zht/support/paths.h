@@ -12,6 +12,9 @@ namespace support {
 // created. invalid: neither of them is set and there is no home.
 base::Result<std::string> data_folder(const std::string& flag);
 
+// What this user has beside the data folder, whatever that is: $XDG_DATA_HOME/`name`, else ~/.local/share/`name`; absolute. As above.
+base::Result<std::string> user_folder(const std::string& name);
+
 // Makes `path` and its parents, the last with mode 0700; fine when it is there, is a folder, belongs to this user and can
 // be written. Errors name the path and what is wrong with it.
 base::Result<void> make_private_folder(const std::string& path);
