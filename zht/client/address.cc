@@ -73,7 +73,9 @@ Result<std::vector<Address>> parse_cluster(const std::string& text, const securi
   return addresses;
 }
 
-Result<std::vector<SocketAddress>> resolve(const Address& address) {
+namespace {
+
+Result<std::vector<SocketAddress>> look_up(const Address& address, int more_flags) {
   std::vector<SocketAddress> found;
   if (address.is_unix()) {
     SocketAddress one;
@@ -89,7 +91,7 @@ Result<std::vector<SocketAddress>> resolve(const Address& address) {
   }
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_NUMERICSERV;
+  hints.ai_flags = AI_NUMERICSERV | more_flags;
   addrinfo* list = nullptr;
   const std::string port = std::to_string(address.port);
   if (const int error = getaddrinfo(address.host.c_str(), port.c_str(), &hints, &list); error != 0)
@@ -102,6 +104,15 @@ Result<std::vector<SocketAddress>> resolve(const Address& address) {
   }
   freeaddrinfo(list);
   return found;
+}
+
+}  // namespace
+
+Result<std::vector<SocketAddress>> resolve(const Address& address) { return look_up(address, 0); }
+
+std::vector<SocketAddress> resolve_literal(const Address& address) {
+  auto found = look_up(address, AI_NUMERICHOST);
+  return found ? *std::move(found) : std::vector<SocketAddress>();
 }
 
 }  // namespace zht::client

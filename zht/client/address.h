@@ -36,5 +36,7 @@ struct SocketAddress {
   int family() const { return storage.ss_family; }
 };
 base::Result<std::vector<SocketAddress>> resolve(const Address& address);
+// The same of what needs no looking up: a path, a number. None: it is a name. Never waits.
+std::vector<SocketAddress> resolve_literal(const Address& address);
 
 }  // namespace zht::client

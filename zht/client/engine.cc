@@ -4,6 +4,8 @@
 #include <asio.hpp>
 #include <atomic>
 #include <map>
+#include <set>
+#include <thread>
 #include <unordered_map>
 
 #include "zht/support/log.h"
@@ -42,8 +44,14 @@ class Engine::Loop {
         options_(std::move(options)),
         work_(asio::make_work_guard(io_)),
         timer_(io_),
-        table_(session.table()) {}
+        table_(session.table()) {
+    lookups_->io = &io_;
+  }
 
+  ~Loop() {
+    const std::lock_guard lock(lookups_->mutex);
+    lookups_->io = nullptr;
+  }
   void run() { io_.run(); }
 
   // ---- any thread ----
@@ -315,19 +323,41 @@ class Engine::Loop {
       return;
     }
     const Address& address = instance->addresses[link.failures % instance->addresses.size()];
-    const auto resolved = resolve(address);
-    if (!resolved || resolved->empty()) {
-      link.trouble = resolved ? address.text() + ": no such address" : resolved.error().message;
-      rest(link);
-      return;
-    }
-    make_way();
-    const SocketAddress& target = (*resolved)[link.failures / instance->addresses.size() % resolved->size()];
-    const asio::generic::stream_protocol::endpoint endpoint(&target.storage, target.size, 0);
     link.state = Link::State::connecting;
     link.until = now() + options_.connect_timeout;
     wake_at(link.until);
     const std::uint64_t connection = ++link.connection;
+    const std::size_t turn_of = link.failures / instance->addresses.size();
+    const auto go_on = [this, &link, address, connection, turn_of](const std::vector<SocketAddress>& found) {
+      open(link, address, connection, found[turn_of % found.size()]);
+    };
+    if (const auto literal = resolve_literal(address); !literal.empty()) return go_on(literal);
+    // A name. Looking it up may take as long as its servers are silent, and other instances' answers do not wait for that.
+    {
+      const std::lock_guard lock(lookups_->mutex);
+      if (!lookups_->under_way.insert(address.text()).second) return;  // of an earlier try; this one ends with its time
+    }
+    std::thread([this, &link, address, connection, go_on, lookups = lookups_] {
+      auto resolved = resolve(address);
+      const std::lock_guard lock(lookups->mutex);
+      lookups->under_way.erase(address.text());
+      if (lookups->io == nullptr) return;  // the engine has ended
+      asio::post(*lookups->io, [this, &link, connection, go_on, resolved = std::move(resolved), address] {
+        if (ended_ || connection != link.connection || link.state != Link::State::connecting) return;
+        if (resolved && !resolved->empty()) {
+          go_on(*resolved);
+        } else {
+          link.trouble = resolved ? address.text() + ": no such address" : resolved.error().message;
+          rest(link);
+        }
+        turn();
+      });
+    }).detach();
+  }
+
+  void open(Link& link, const Address& address, std::uint64_t connection, const SocketAddress& target) {
+    make_way();
+    const asio::generic::stream_protocol::endpoint endpoint(&target.storage, target.size, 0);
     link.socket = Socket(io_);
     link.socket.async_connect(endpoint, [this, &link, connection, address](asio::error_code error) {
       if (ended_ || connection != link.connection) return;
@@ -810,6 +840,13 @@ class Engine::Loop {
   Session& session_;
   const Options options_;
   const support::Log log_{"zht.client"};
+  // Threads that look names up, and outlive this when the name's servers are silent.
+  struct Lookups {
+    std::mutex mutex;
+    asio::io_context* io = nullptr;    // guarded by mutex; null: nobody waits any more
+    std::set<std::string> under_way;  // guarded by mutex
+  };
+  const std::shared_ptr<Lookups> lookups_ = std::make_shared<Lookups>();
   asio::io_context io_{1};
   asio::executor_work_guard<asio::io_context::executor_type> work_;
   asio::steady_timer timer_;
