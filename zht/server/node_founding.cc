@@ -64,7 +64,8 @@ void Node::Parts::claim(const wire::Frame& frame, std::string& out) {
     return reply(Code::invalid, "it belongs to another cluster, or was given another list of nodes", {});
   const auto uid = claims->claim(request.number(), request.uid());
   if (!uid) return reply(uid.code(), uid.error().message, {});
-  if (*uid != request.uid())
+  constexpr std::size_t most = 64;  // told of; it asks several times a second, for as long as it cannot join
+  if (*uid != request.uid() && begun_anew.size() < most && begun_anew.emplace(request.number(), request.uid()).second)
     logger().warn("a node of the list begins anew that is known already: it has lost its data, and is to join as another",
                   {{"node", request.number()}});
   wire::ClaimReply answer;

@@ -23,6 +23,18 @@ replication::Timing Node::Parts::timing() const {
   return timing;
 }
 
+// A store that cannot be read: what its owner can do about it depends on whether others have what is in it.
+Error Node::Parts::with_advice(Error error) const {
+  if (error.code != base::Code::corrupt && error.code != base::Code::invalid) return error;
+  if (identity.founding.nodes.size() > 1 || !managers.empty())
+    error.message += "; the other nodes of the cluster have copies of what this one held: move " + settings.data + " away, start it with --join "
+                     "ANOTHER:PORT and an empty data folder, and remove the old one when `zht status` says that data is safe";
+  else
+    error.message += "; nothing was changed. `novoht verify " + settings.data + "/store/...` shows what is damaged, `novoht dump` what can be "
+                     "read; keep a copy of the folder before you repair or restore anything";
+  return error;
+}
+
 Result<void> Node::Parts::open_instances(const Procedures& procedures) {
   TRY_LET(durability, core::parse_durability(settings.durability));
   const std::uint32_t first = first_instance(identity.number);
@@ -68,7 +80,7 @@ Result<void> Node::Parts::open_instances(const Procedures& procedures) {
   std::optional<Error> failed;
   for (auto& one : opening)
     if (auto opened = one.get(); !opened && !failed) failed = opened.error();
-  if (failed) return *failed;
+  if (failed) return with_advice(*std::move(failed));
   return {};
 }
 

@@ -73,6 +73,7 @@ struct Node::Parts final : net::FrameHandler {
   std::optional<Claims> claims;  // none: nothing is kept on disk
   std::string before;  // this node does not serve yet, because; empty: it does
   Strangers strangers;  // by node number
+  std::set<std::pair<std::uint64_t, std::uint64_t>> begun_anew;  // founders and the folders they asked with; said once of each
   std::set<std::uint64_t> replaced;  // nodes that serve with another folder than they had; said once of each
   base::Time next_look{};
   bool pump_wanted = false, leaving = false;
@@ -84,6 +85,7 @@ struct Node::Parts final : net::FrameHandler {
   std::unique_ptr<net::FrameServer> endpoint;
   std::optional<ServiceKeeper> services;
   security::Opener opener;  // what TCP connections prove; null: nothing
+  std::string homeless_secret;  // a file that ends with this node; empty: none
   std::pair<std::string, std::uint16_t> address;  // of settings.listen
   std::string tcp, unix_path;
   std::unique_ptr<resp::Gateway> redis;
@@ -144,8 +146,10 @@ struct Node::Parts final : net::FrameHandler {
   replication::Timing timing() const;
   void begin_ticks();
   base::Result<void> open_instances(const Procedures& procedures);
+  Error with_advice(Error error) const;
   std::string reachable(const std::string& bound) const;
   base::Result<void> listen_as_manager();
+  void tell_tools() const;
   base::Result<void> listen();
 };
 
