@@ -58,7 +58,7 @@ class Nodes:
         with open(os.path.join(self.folder, f"node-{n}.log"), "ab") as log:
             self.processes[n] = subprocess.Popen(
                 [os.path.join(self.arguments.binaries, "zht"), "serve", "--data", self.data(n), "--config", self.config, "--listen",
-                 self.addresses[n], "--instances", "1", *more], env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+                 self.addresses[n], "--insecure", "--instances", "1", *more], env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def serves(self, n):
         return self.processes[n].poll() is None and self.zht("status", "--data", self.data(n), "--timeout", "2s").returncode == 0

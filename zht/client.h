@@ -163,8 +163,8 @@ class Client {
 };
 
 struct ClientOptions {
-  // Where the cluster is: "host:port[,host:port...]" or the path of a file with one address a line. Empty: the value of
-  // $ZHT_CLUSTER; that empty too: the local node of `data_folder`, started in the background when none runs.
+  // Where the cluster is: "host:port[,host:port...]" or the path of a file with one address a line. Empty: the local node
+  // of `data_folder`, started in the background when none runs; with that empty too, what $ZHT_CLUSTER names comes before it.
   std::string cluster;
   std::string data_folder;            // of the local node; empty: $ZHT_DATA, else $XDG_DATA_HOME/zht, else ~/.local/share/zht
   Millis timeout{10'000};             // default for an operation, retries included

@@ -4,23 +4,17 @@
 
 namespace zht {
 
-base::Result<Opener> link_opener(const std::string& data_folder, base::Bytes purpose,
-                                 const std::function<base::Result<std::string>()>& otherwise) {
-  TRY_LET(found, security::credentials_from_environment(data_folder));
+base::Result<Opener> link_opener(base::Bytes purpose, const std::function<base::Result<std::string>()>& otherwise) {
+  TRY_LET(found, security::credentials_from_environment(security::End::client, {}));
   security::Credentials credentials;
   if (found) credentials = *found;
   if (credentials.munge) {
     credentials.munge = credentials.munge->for_purpose(purpose);
     return Opener(std::make_shared<const security::Credentials>(std::move(credentials)));
   }
-  std::string text;
-  if (credentials.secret) {
-    text = security::hex(credentials.secret->mac(purpose));
-  } else {
-    TRY_LET(said, otherwise());
-    text = std::move(said);
-  }
+  TRY_LET(text, otherwise());
   TRY_LET(secret, security::Secret::from_text(text, std::string(purpose)));
+  credentials.key.reset();
   credentials.secret = std::move(secret);
   return Opener(std::make_shared<const security::Credentials>(std::move(credentials)));
 }

@@ -25,6 +25,7 @@ Result<server::Settings> settings_of(const NodeOptions& options) {
     return fail(Code::invalid, "max_value_size is ", options.max_value_size, " bytes; 1 to 32 MiB");
   settings.listen = options.listen;
   settings.resp = options.resp;
+  settings.insecure = options.insecure;
   settings.instances = options.instances;
   settings.partitions = options.partitions;
   settings.max_value_size = options.max_value_size;

@@ -40,9 +40,11 @@ struct NodeOptions {
   std::size_t max_value_size = kMaxValueSize;  // bytes of one request's value
   bool local_socket = false;  // other processes of this user find it through the data folder, as they would `zht serve`
   // host:port of the manager (port 0: any); instances take the ports after it. Empty: no TCP. Who connects proves the secret
-  // in $ZHT_SECRET_FILE or `data_folder`/secret, where there is one, and TLS as $ZHT_TLS_* say, as for `zht serve`.
+  // in $ZHT_SECRET_FILE or `data_folder`/secret, and TLS as $ZHT_TLS_* say, as for `zht serve`. Where there is neither a secret is
+  // made, which this user's clients on this machine find by the address (in memory alone: for the life of the node).
   std::string listen;
   std::string resp;           // host:port for Redis clients; empty: none
+  bool insecure = false;      // no secret is made: whoever reaches these ports, other users of the machine too, may do everything
   // What update() may call, besides the general ones (add, max, set_if, list_take). Called once at the start.
   void (*add_procedures)(Procedures&) = nullptr;
 };

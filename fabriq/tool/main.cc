@@ -87,9 +87,10 @@ class Tool {
  public:
   explicit Tool(support::Program& program) : program_(program) {}
   const support::CommonFlags& common() const { return program_.common(); }
-  Result<zht::Client*> client() {
+  // A queue is in a fresh folder only once it is made there: the other verbs start no node in a mistyped one.
+  Result<zht::Client*> client(bool makes = false) {
     if (!client_) {
-      TRY_LET(made, zht::connect(common().client_options()));
+      TRY_LET(made, zht::connect(makes ? common().client_options() : common().looking_options()));
       client_ = std::move(made);
     }
     return client_.get();
@@ -140,7 +141,7 @@ void add_create(Tool& tool) {
                     "kept at most, else pushes are refused (default 4GiB, 0: any)");
   verb.action([&tool, flags]() -> Result<void> {
     TRY(fabriq::check_name(tool.name));
-    TRY_LET(client, tool.client());
+    TRY_LET(client, tool.client(true));
     TRY_LET(queue, Queue::create(*client, tool.name,
                                  {flags->partitions, flags->visibility, flags->max_deliveries, flags->max_bytes}));
     if (tool.common().json) support::print_json({{"queue", queue.name()}, {"partitions", queue.partitions()}});

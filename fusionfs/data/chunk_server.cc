@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -18,7 +19,10 @@ using base::fail_errno;
 
 namespace {
 
-constexpr std::size_t kMostConnections = 256;
+constexpr std::size_t kMostConnections = 256;            // that have proven themselves
+// At it still. A random one makes way: whoever opens connections and says nothing would else keep out those who have something to say.
+constexpr std::size_t kMostUnproven = 64;
+constexpr std::chrono::milliseconds kNoDescriptors{100};  // until it is tried again
 constexpr std::size_t kMostOpen = 512;                   // files kept open between requests
 constexpr std::chrono::seconds kKeptOpen{60};            // without a request
 constexpr std::chrono::milliseconds kProof{5'000};       // until a new connection has proven itself
@@ -69,6 +73,9 @@ void ChunkServer::accept_all() {
     pollfd wanted{listener_, POLLIN, 0};
     if (::poll(&wanted, 1, 1000) < 0 && errno != EINTR) return;
     const int socket = (wanted.revents & POLLIN) != 0 ? ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC) : -1;
+    // The listener stays readable: without a pause this would spin.
+    if (socket < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) && (wanted.revents & POLLIN) != 0)
+      std::this_thread::sleep_for(kNoDescriptors);
     const std::lock_guard lock(mutex_);
     for (auto each = connections_.begin(); each != connections_.end();) {
       if (!(*each)->ended) {
@@ -81,16 +88,18 @@ void ChunkServer::accept_all() {
     const auto now = std::chrono::steady_clock::now();
     std::erase_if(open_, [&](const auto& each) { return now - each.second.used > kKeptOpen; });
     if (socket < 0) continue;
-    if (connections_.size() >= kMostConnections) {
+    const auto proven = std::count_if(connections_.begin(), connections_.end(), [](const auto& each) { return each->proven.load(); });
+    if (static_cast<std::size_t>(proven) >= kMostConnections) {
       ::close(socket);  // the client tries again, and then goes to another copy
       continue;
     }
+    make_room();
     const int yes = 1;
     ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
     auto made = std::make_unique<Connection>(socket, opener_);
     Connection* connection = made.get();
     made->thread = std::thread([this, connection] {
-      serve(connection->link);
+      serve(*connection);
       connection->link.shut_down();
       connection->ended = true;
     });
@@ -98,8 +107,17 @@ void ChunkServer::accept_all() {
   }
 }
 
-void ChunkServer::serve(ChunkLink& link) {
+void ChunkServer::make_room() {
+  std::vector<Connection*> unproven;
+  for (const auto& each : connections_)
+    if (!each->proven && !each->ended) unproven.push_back(each.get());
+  if (unproven.size() >= kMostUnproven) unproven[random_.below(unproven.size())]->link.shut_down();
+}
+
+void ChunkServer::serve(Connection& connection) {
+  ChunkLink& link = connection.link;
   if (!link.prove(kProof)) return;
+  connection.proven = true;
   while (!stopping_ && link.wait_for_more(kLongIdle)) {
     const auto frame = link.receive(kPatience);
     if (!frame) return;

@@ -13,6 +13,7 @@
 #include "fusionfs/data/chunk_link.h"
 #include "fusionfs/data/chunk_protocol.h"
 #include "fusionfs/data/chunk_store.h"
+#include "novoht/base/random.h"
 
 namespace fusionfs {
 
@@ -30,7 +31,9 @@ class ChunkServer {
  private:
   ChunkServer(const ChunkStore& store, zht::Opener opener) : store_(store), opener_(std::move(opener)) {}
   void accept_all();
-  void serve(ChunkLink& link);
+  struct Connection;
+  void serve(Connection& connection);
+  void make_room();  // for one more that has not proven itself; mutex_ is held
   ChunkAnswer answer(const ChunkRequest& request);
   std::shared_ptr<LocalContent> content(InodeId inode);
 
@@ -38,7 +41,7 @@ class ChunkServer {
     explicit Connection(int socket, const zht::Opener& opener) : link(socket, opener, zht::Side::answerer) {}
     ChunkLink link;
     std::thread thread;
-    std::atomic<bool> ended{false};
+    std::atomic<bool> proven{false}, ended{false};
   };
   struct Open {
     std::shared_ptr<LocalContent> content;
@@ -50,6 +53,7 @@ class ChunkServer {
   std::uint16_t port_ = 0;
   std::atomic<bool> stopping_{false};
   std::thread acceptor_;
+  base::Random random_{base::entropy()};  // the acceptor's
   std::mutex mutex_;
   std::map<InodeId, Open> open_;                          // guarded by mutex_
   std::list<std::unique_ptr<Connection>> connections_;    // guarded by mutex_

@@ -163,8 +163,7 @@ Result<zht::Opener> Stores::opener() {
     if (!found.ok()) return found.error();
     return found.value;
   };
-  const std::string data_folder = local_.folder().substr(0, local_.folder().rfind('/'));
-  TRY_LET(opener, zht::link_opener(data_folder, "fusionfs chunks", kept_in_the_store));
+  TRY_LET(opener, zht::link_opener("fusionfs chunks", kept_in_the_store));
   const std::lock_guard lock(mutex_);
   opener_ = opener;
   return opener_;

@@ -16,7 +16,7 @@ namespace fusionfs {
 // services/<this>.lock is held by the process that serves the node's chunks: the service, or a mount where no node runs.
 inline constexpr const char* kChunkService = "fusionfs-chunks";
 
-// --cluster, or else $ZHT_CLUSTER; empty: the local node.
+// CommonFlags::named_cluster(); empty: the local node.
 std::string cluster_of(const support::CommonFlags& common);
 // Where the cluster is that this node's chunks are for: cluster_of(), else where the running local node of `data` is reached by
 // others; empty: it is not, and there are no others.

@@ -16,7 +16,7 @@ using base::Result;
 Result<Place> open_place(const support::CommonFlags& common, MetadataOptions options) {
   Place place;
   TRY_LET(data, support::data_folder(common.data));
-  TRY_LET(client, zht::connect(common.client_options()));
+  TRY_LET(client, zht::connect(common.looking_options()));
   TRY(support::make_private_folder(data));
   TRY_LET(chunks, ChunkStore::open(data + "/chunks"));
   place.client = std::move(client);

@@ -29,8 +29,7 @@ using base::fail;
 using base::Result;
 
 std::string cluster_of(const support::CommonFlags& common) {
-  const char* variable = std::getenv("ZHT_CLUSTER");
-  return common.cluster.empty() && variable != nullptr ? variable : common.cluster;
+  return common.named_cluster();
 }
 
 std::string cluster_around(const support::CommonFlags& common, const std::string& data) {

@@ -50,7 +50,7 @@ Result<Reach> open_session(const Context& context, bool with_agent) {
   Reach reach;
   TRY_LET(data, support::data_folder(context.flags->data));
   reach.data = data;
-  zht::ClientOptions options = context.flags->client_options();
+  zht::ClientOptions options = with_agent ? context.flags->client_options() : context.flags->looking_options();
   options.data_folder = data;
   TRY_LET(client, zht::connect(options));
   reach.client = std::move(client);
@@ -60,8 +60,7 @@ Result<Reach> open_session(const Context& context, bool with_agent) {
   if (!with_agent) return reach;
   reach.agent_ran = support::service_pid(data, "matrix").has_value();
   if (reach.agent_ran) return reach;
-  const char* variable = getenv("ZHT_CLUSTER");
-  if (!options.cluster.empty() || (variable != nullptr && *variable != '\0'))
+  if (!options.cluster.empty())
     return fail(Code::unavailable, "no agent runs on this machine; start one: matrix agent --cluster ...");
   // The node starts it within a moment and again whenever it ends.
   TRY(support::register_service(data, {"matrix", {support::self_path(), "agent", "--data", data}}));

@@ -265,7 +265,7 @@ class Cluster(Sandbox):
         wait_for(node.serves, f"{node.name} to serve")
 
     def leave(self, node):
-        self.run(*self.network.argv(node.place, ["zht", "leave", "--data", node.data]))
+        self.run(*self.network.argv(node.place, ["zht", "leave", "--yes", "--data", node.data]))
         wait_for(lambda: not node.up(), f"the end of {node.name}")
 
     def part(self, some, others):

@@ -77,7 +77,9 @@ class Cluster:
 
         def safe():
             cluster = self.status()
-            return cluster.get("safe") and cluster["moving"] == 0 and sum(one["lives"] for one in cluster["nodes"]) == nodes
+            # One that has not said yet where it is counts as living at first, too.
+            return (cluster.get("safe") and cluster["moving"] == 0 and
+                    sum(one["lives"] and one["address"] != "" for one in cluster["nodes"]) == nodes)
 
         wait_for(safe, "enough copies of everything", SLOW)
 
@@ -363,7 +365,7 @@ class ClusterTest(ClusterCase):
             self.assertEqual(pipe.ask(op="append", key=f"k{n}", value="+", timeout_ms=SLOW * 1000)["status"], "ok")
         cluster.nodes[0].start()
         cluster.wait_until_safe()
-        self.box.run("zht", "leave", "--cluster", cluster.nodes[3].address)
+        self.box.run("zht", "leave", "--yes", "--cluster", cluster.nodes[3].address)
         cluster.nodes[3].process.wait(SLOW)
         cluster.nodes.pop()
         cluster.use()
@@ -387,7 +389,8 @@ class ClusterTest(ClusterCase):
     def test_who_may_not_listen_takes_no_number(self):
         self.cluster = cluster = Cluster(self.box, 1)
         seed = cluster.nodes[0].address
-        _, err = self.box.run("zht", "serve", "--data", self.box.path("open"), "--listen", f"0.0.0.0:{free_port()}", "--join", seed, expect=2)
+        _, err = self.box.run("zht", "serve", "--data", self.box.path("open"), "--listen", f"0.0.0.0:{free_port()}", "--join", seed, expect=2,
+                              env={"XDG_DATA_HOME": self.box.path("knows-no-secret")})
         self.assertIn("unauthenticated", err)
         cluster.nodes.append(Node(self.box, 2, "--instances", "1", "--join", seed).start())
         cluster.wait_until_safe()
@@ -396,7 +399,7 @@ class ClusterTest(ClusterCase):
     def test_who_ends_while_it_is_emptied_has_not_left(self):
         self.cluster = cluster = Cluster(self.box, 3)
         leaver = cluster.nodes[2]
-        asked = self.box.start("zht", "leave", "--cluster", leaver.address, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        asked = self.box.start("zht", "leave", "--yes", "--cluster", leaver.address, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         self.assertIn("is being emptied", asked.stderr.readline())
         leaver.kill()
         said = asked.stderr.read()
@@ -433,7 +436,7 @@ class ClusterTest(ClusterCase):
             cluster.nodes[back].start()
         cluster.wait_until_safe()
         # One that keeps leaves: others keep before it ends.
-        self.box.run("zht", "leave", "--cluster", cluster.nodes[2].address)
+        self.box.run("zht", "leave", "--yes", "--cluster", cluster.nodes[2].address)
         cluster.nodes[2].process.wait(SLOW)
         cluster.nodes.pop(2)
         cluster.use()

@@ -30,7 +30,7 @@ class Interrupt(unittest.TestCase):
         for number in (signal.SIGINT, signal.SIGTERM):
             with Sandbox() as box:
                 port, began = harness.free_port(), time.monotonic()
-                argv = ["zht", "serve", "--listen", "127.0.0.1:0", "--join", f"127.0.0.1:{port}"]
+                argv = ["zht", "serve", "--listen", "127.0.0.1:0", "--join", f"127.0.0.1:{port}", "--insecure"]
                 self.interrupted(box, argv, lambda: time.monotonic() > began + 0.5, number, (0, 128 + number))  # noqa: B023
                 harness.wait_for(lambda: not box.processes(), "the end of all processes")
 

@@ -91,6 +91,74 @@ class LocalCluster(unittest.TestCase):
                 self.assertEqual(box.out("zht", "lookup", f"k{n}", env=away), f"v{n}")
             box.run("zht", "cluster", "down", "--remove")
 
+    def test_whoever_starts_a_dead_node_starts_it_as_it_was(self):
+        """All nodes killed; clients of their folders, whose environment says nothing of how to be a node, bring them back."""
+        with Sandbox() as box:
+            addresses = self.up(box, 3)
+            away = {"ZHT_CLUSTER": addresses}
+            box.run("zht", "insert", "k", "v", env=away)
+            wait_for(lambda: "data is safe" in box.run("zht", "status", env=away, expect=None)[0], "copies of everything")
+            nodes = self.nodes(box)
+            pipes = [harness.Pipe(box, "--data", node["data"], "--timeout", "100s") for node in nodes]
+            try:
+                for pipe in pipes:
+                    self.assertEqual(pipe.ask(op="lookup", key="k")["value"], "v")
+                for node in nodes:
+                    os.kill(node["pid"], 9)
+                wait_for(lambda: not any(alive(node["pid"]) for node in nodes), "their end")
+                for n, pipe in enumerate(pipes):
+                    pipe.send(op="insert", key=f"after{n}", value="v")
+                for pipe in pipes:
+                    self.assertEqual(pipe.receive()["status"], "ok")
+            finally:
+                for pipe in pipes:
+                    pipe.close()
+            self.assertEqual([(n["state"], n["address"]) for n in self.nodes(box)], [("serves", n["address"]) for n in nodes])
+            wait_for(lambda: "data is safe: 3 of 3" in box.run("zht", "status", env=away, expect=None)[0], "copies of everything again")
+            # One of a cluster is never started on its unix socket alone; who says nothing of an address means the one it had.
+            victim = self.nodes(box)[0]
+            os.kill(victim["pid"], 9)
+            wait_for(lambda: not alive(victim["pid"]), "its end")
+            box.run("zht", "serve", "--background", "--data", victim["data"])
+            self.assertEqual(self.nodes(box)[0]["state"], "serves")
+            box.run("zht", "stop", "--data", victim["data"])
+            os.unlink(os.path.join(victim["data"], "served.toml"))
+            err = box.run("zht", "serve", "--data", victim["data"], expect=2)[1]
+            self.assertIn("--listen", err)
+            box.run("zht", "cluster", "down", "--remove")
+
+    def test_what_the_command_line_says_wins(self):
+        """After the line that `cluster up` suggests, --data names the node that is meant all the same."""
+        with Sandbox() as box:
+            addresses = self.up(box, 4)
+            away = {"ZHT_CLUSTER": addresses}
+            wait_for(lambda: "data is safe" in box.run("zht", "status", env=away, expect=None)[0], "copies of everything")
+            nodes = self.nodes(box)
+            for node in nodes:
+                self.assertEqual(box.json("zht", "status", "--json", "--data", node["data"], env=away)["pid"], node["pid"])
+            _, err = box.run("zht", "leave", env=away, expect=2)
+            self.assertIn("4 nodes are named", err)
+            _, err = box.run("zht", "leave", "--data", nodes[3]["data"], env=away, expect=2)
+            self.assertIn("--yes", err)
+            self.assertIn(nodes[3]["data"], err)
+            _, err = box.run("zht", "leave", "--yes", "--data", nodes[3]["data"], env=away)
+            self.assertIn("node 4", err)
+            self.assertEqual([n["state"] for n in self.nodes(box, expect=5)], ["serves"] * 3 + ["not running"])
+            # A mistyped folder is no reason to start a node there, for who only looks.
+            mistyped = box.path("mistyped")
+            for argv in (("zht", "lookup", "k"), ("zht", "scan"), ("zht", "callback", "k"), ("fabriq", "list"), ("fabriq", "pop", "q"),
+                         ("matrix", "status")):
+                if harness.lacking(argv[0]):
+                    continue
+                _, err = box.run(*argv, "--data", mistyped, env=away, expect=5)
+                self.assertIn(mistyped, err)
+                self.assertFalse(os.path.exists(os.path.join(mistyped, "node.json")), argv)
+            _, err = box.run("zht", "insert", "k", "v", "--data", mistyped, env=away)
+            self.assertIn(f"zht stop --data {mistyped}", err)
+            box.run("zht", "lookup", "k", "--data", mistyped)
+            box.run("zht", "stop", "--data", mistyped)
+            box.run("zht", "cluster", "down", "--remove")
+
     def test_who_interrupts_is_told_what_goes_on(self):
         with Sandbox() as box:
             try:

@@ -52,7 +52,7 @@ class Protocol(unittest.TestCase):
         self.assertEqual([mark for mark, _ in runs], [">", "<", ">", "<"])
         stands_for = b"\xcc" * 8
         with Sandbox() as box:
-            box.run("zht", "serve", "--background", "--instances", "1", "--listen", "127.0.0.1:0")
+            box.run("zht", "serve", "--background", "--instances", "1", "--listen", "127.0.0.1:0", "--insecure")
             instance = json.loads(box.out("zht", "status", "--json"))["instances"][0]
             host, port = instance["tcp"].rsplit(":", 1)
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as connection:

@@ -94,7 +94,7 @@ class Redis(unittest.TestCase):
             self.box.__enter__()
             self.addCleanup(self.box.clean_up)
         self.port = free_port()
-        self.box.run("zht", "serve", "--background", "--resp", f"127.0.0.1:{self.port}")
+        self.box.run("zht", "serve", "--background", "--resp", f"127.0.0.1:{self.port}", "--insecure")
 
     def connect(self):
         connection = socket.create_connection(("127.0.0.1", self.port), timeout=harness.DEADLINE)
@@ -149,7 +149,7 @@ class Redis(unittest.TestCase):
         self.assertIn(b"bye", waiting.communicate(timeout=harness.DEADLINE)[0])
         # A kill: what was acknowledged is there, at the same port.
         self.box.kill_node()
-        self.box.run("zht", "serve", "--background", "--resp", f"127.0.0.1:{self.port}")
+        self.box.run("zht", "serve", "--background", "--resp", f"127.0.0.1:{self.port}", "--insecure")
         self.assertEqual(cli("MGET", "greeting", "n", "a"), "bye\n6\n2")
 
     def test_redis_benchmark(self):
@@ -259,7 +259,7 @@ class Limits(unittest.TestCase):
             port = free_port()
             with open(box.path("zht.toml"), "w", encoding="ascii") as file:
                 file.write("max_connections = 20\n")
-            box.run("zht", "serve", "--background", "--config", box.path("zht.toml"), "--resp", f"127.0.0.1:{port}")
+            box.run("zht", "serve", "--background", "--config", box.path("zht.toml"), "--resp", f"127.0.0.1:{port}", "--insecure")
             held = [socket.create_connection(("127.0.0.1", port), timeout=harness.DEADLINE) for _ in range(20)]
             for connection in held:
                 connection.sendall(b"PING\r\n")

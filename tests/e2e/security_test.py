@@ -52,12 +52,13 @@ class Security(unittest.TestCase):
 
     def test_a_listening_node_needs_a_secret_or_a_word(self):
         with Sandbox() as box:
-            err = box.run("zht", "serve", "--listen", "0.0.0.0:0", expect=2)[1]
-            self.assertIn("zht secret new", err)
-            self.assertIn("--insecure", err)
-            box.run("zht", "serve", "--resp", "0.0.0.0:0", expect=2)
-            box.run("zht", "serve", "--http", "0.0.0.0:0", expect=2)
-            path = box.out("zht", "secret", "new")
+            for port in ("--listen", "--resp", "--http"):
+                err = box.run("zht", "serve", port, "0.0.0.0:0", "--secret-file", "none", expect=2)[1]
+                self.assertIn("zht secret", err)
+                self.assertIn("--insecure", err)
+            box.run("zht", "serve", "--background", "--listen", "0.0.0.0:0")  # without a word it makes one
+            box.run("zht", "stop")
+            path = box.out("zht", "secret", "path")
             self.assertEqual(os.stat(path).st_mode & 0o7777, 0o600)
             box.run("zht", "secret", "new", expect=4)  # never replaced
             os.chmod(path, 0o640)
@@ -66,6 +67,11 @@ class Security(unittest.TestCase):
             box.run("zht", "serve", "--background", "--listen", "0.0.0.0:0", "--resp", "0.0.0.0:0", "--http", "0.0.0.0:0")
             box.run("zht", "stop")
             box.run("zht", "serve", "--listen", "127.0.0.1:0", "--secret-file", box.path("nowhere"), expect=3)
+            # A client's key makes no node.
+            key = box.path("key")
+            with open(key, "w", encoding="ascii", opener=lambda p, f: os.open(p, f, 0o600)) as file:
+                file.write(box.out("zht", "secret", "client", "alice"))
+            self.assertIn("client's key", box.run("zht", "serve", "--listen", "127.0.0.1:0", "--secret-file", key, expect=2)[1])
 
     def test_tools_with_the_right_one_the_wrong_one_and_none(self):
         with Sandbox() as box:
@@ -87,7 +93,7 @@ class Security(unittest.TestCase):
 
     def test_no_downgrade_to_a_node_without_a_secret(self):
         with Sandbox() as box, Sandbox() as other:
-            other.run("zht", "serve", "--background", "--listen", "127.0.0.1:0")
+            other.run("zht", "serve", "--background", "--listen", "127.0.0.1:0", "--insecure")
             address = other.json("zht", "status", "--json")["tcp"]
             box.run("zht", "secret", "new")
             err = box.run("zht", "--cluster", address, "insert", "k", "v", expect=2)[1]

@@ -137,7 +137,7 @@ class Http(unittest.TestCase):
 class Off(unittest.TestCase):
     def test_it_is_off_by_default_and_does_not_leave_loopback(self):
         with Sandbox() as box:
-            _, err = box.run("zht", "serve", "--http", "0.0.0.0:0", expect=2)
+            _, err = box.run("zht", "serve", "--http", "0.0.0.0:0", "--secret-file", "none", expect=2)
             self.assertIn("--insecure", err)
             box.run("zht", "serve", "--background")
             with open(os.path.join(box.data, "node.log"), encoding="utf-8") as file:

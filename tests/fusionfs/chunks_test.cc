@@ -264,6 +264,29 @@ TEST_F(ChunksTest, FramesThatAreNoneEndTheConnection) {
   EXPECT_TRUE(peer.ask(request).has_value()) << "the server goes on";
 }
 
+TEST_F(ChunksTest, CallersThatSayNothingKeepNobodyOut) {
+  const auto store = *ChunkStore::open(folder_ + "/chunks");
+  const auto right = opener("a secret of enough letters");
+  const auto server = *ChunkServer::start(*store, "127.0.0.1", 0, right);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(server->port());
+  ChunkRequest request;
+  request.operation = ChunkOperation::blocks;
+  request.inode = make_inode(HomeId{1}, 2);
+  std::vector<int> silent;
+  for (int i = 0; i < 600; ++i) {
+    const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    ASSERT_EQ(::connect(socket, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+    silent.push_back(socket);
+    if (i % 100 != 99) continue;
+    ChunkPeer peer(store->identity(), "127.0.0.1:" + std::to_string(server->port()), right);
+    EXPECT_TRUE(peer.ask(request).has_value()) << "beside " << i + 1 << " that say nothing";
+  }
+  for (const int socket : silent) ::close(socket);
+}
+
 // Two nodes: two chunk stores, a mount at each, one store of names.
 class NodesTest : public ChunksTest {
  protected:

@@ -251,7 +251,27 @@ TEST_F(NodeTest, OptionsThatCannotBeAreNamed) {
   EXPECT_EQ(Node::start(options).code(), Code::invalid);
   options = kept();
   options.listen = "0.0.0.0:0";
+  ::setenv("ZHT_SECRET_FILE", "none", 1);
   EXPECT_EQ(Node::start(options).code(), Code::invalid) << "open to a network that nothing authenticates";
+  options.listen = "127.0.0.1:0";
+  EXPECT_EQ(Node::start(options).code(), Code::invalid) << "open to other users of this machine";
+  options.insecure = true;
+  EXPECT_TRUE(Node::start(options));
+  ::unsetenv("ZHT_SECRET_FILE");
+}
+
+TEST_F(NodeTest, OneThatListensHasASecretThatThisUsersClientsFind) {
+  for (const bool in_memory : {true, false}) {
+    NodeOptions options = in_memory ? NodeOptions{} : kept();
+    options.listen = "127.0.0.1:0";
+    const auto node = start(options);
+    const auto found = connect({.cluster = node->listen()});
+    ASSERT_TRUE(found) << found.error().message;
+    EXPECT_TRUE((*found)->insert("k", "v"));
+    ::setenv("ZHT_SECRET_FILE", "none", 1);
+    EXPECT_EQ(connect({.cluster = node->listen()}).code(), Code::invalid) << "who does not know it";
+    ::unsetenv("ZHT_SECRET_FILE");
+  }
 }
 
 TEST_F(NodeTest, OtherProcessesFindItThroughItsFolderWhereAskedFor) {

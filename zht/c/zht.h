@@ -88,7 +88,7 @@ static inline zht_bytes zht_text(const char* text) { return zht_make_bytes(text,
 /* ---- connecting ---- */
 /* Zero means the default everywhere, so begin with `zht_options options = {0};`. */
 typedef struct zht_options {
-  const char* cluster;         /* "host:port[,host:port...]" or a file of such; NULL: $ZHT_CLUSTER, else the local node */
+  const char* cluster;         /* "host:port[,host:port...]" or a file of such; NULL: without data_folder $ZHT_CLUSTER, else the local node */
   const char* data_folder;     /* of the local node; NULL: $ZHT_DATA, else $XDG_DATA_HOME/zht, else ~/.local/share/zht */
   uint64_t timeout_ms;         /* of an operation, retries included; 10000 */
   uint64_t connect_timeout_ms; /* 2000 */

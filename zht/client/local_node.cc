@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "zht/client/control.h"
+#include "zht/client/known_secrets.h"
 #include "zht/support/paths.h"
 #include "zht/support/process.h"
 
@@ -65,7 +66,11 @@ Result<LocalNode> wait_for(const std::string& data_folder, const Address& manage
 
 Result<Address> manager_of(const std::string& data_folder) {
   TRY_LET(path, support::socket_path(data_folder, "node.sock"));
-  return Address{.path = std::move(path)};
+  Address manager{.path = std::move(path)};
+  // For those of the cluster that it tells of: they are reached by TCP. A secret that cannot be read is of no use, and the node is
+  // reached without.
+  if (auto opener = credentials_at(manager, data_folder)) manager.opener = *std::move(opener);
+  return manager;
 }
 
 bool stopped_on_purpose(const std::string& data_folder) {
@@ -107,8 +112,9 @@ Result<LocalNode> find_node(const std::string& data_folder, bool start, bool qui
     found = wait_for(data_folder, manager, 0, size_of(data_folder + "/node.log"), patience, cancelled);
     if (found || support::held_by(node_lock)) return found;
   }
-  TRY_LET(node, start_node(data_folder, {}, patience, cancelled));
-  if (!quiet) std::fprintf(stderr, "zht: started a local node in %s (stop it with: zht stop)\n", data_folder.c_str());
+  TRY_LET(node, start_node(data_folder, {"--as-before"}, patience, cancelled));
+  if (!quiet)
+    std::fprintf(stderr, "zht: started a local node in %s (stop it with: zht stop --data %s)\n", data_folder.c_str(), data_folder.c_str());
   return node;
 }
 

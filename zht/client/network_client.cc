@@ -5,6 +5,7 @@
 
 #include "novoht/base/random.h"
 #include "zht/client/control.h"
+#include "zht/client/known_secrets.h"
 #include "zht/client/local_node.h"
 #include "zht/support/log.h"
 #include "zht/support/paths.h"
@@ -493,7 +494,7 @@ bool NetworkClient::refresh_table() {
 Result<std::unique_ptr<Client>> connect(ClientOptions options) {
   client::NetworkClient::Source source;
   std::string cluster = options.cluster;
-  if (cluster.empty())
+  if (cluster.empty() && options.data_folder.empty())
     if (const char* set = std::getenv("ZHT_CLUSTER"); set != nullptr) cluster = set;
   std::shared_ptr<const client::Table> table;
   if (cluster.empty()) {
@@ -506,10 +507,8 @@ Result<std::unique_ptr<Client>> connect(ClientOptions options) {
     source.seeds = {node.manager};
     table = node.table;
   } else {
-    // The secret beside the local node's data is the one of its cluster, and a client here belongs to that.
     const auto folder = support::data_folder(options.data_folder);
-    TRY_LET(opener, security::credentials_from_environment(folder ? *folder : std::string()));
-    TRY_LET(seeds, client::parse_cluster(cluster, opener));
+    TRY_LET(seeds, client::find_cluster(cluster, folder ? *folder : std::string()));
     TRY_LET(found, client::fetch_table(seeds, options.connect_timeout));
     source.seeds = std::move(seeds);
     table = std::move(found);

@@ -19,6 +19,7 @@ using base::Result;
 namespace {
 // One read's worth. Large enough that 64 requests of some kilobytes come in one go, small enough to stay in the cache.
 constexpr std::size_t kReadSize = std::size_t{256} << 10;
+constexpr std::size_t kProofRead = 4096;  // of a connection that is not proven: a TLS client's longest words take two or three
 constexpr std::size_t kStallBytes = std::size_t{64} << 10;
 
 // What a connection is told that is beyond repair: request 0.
@@ -26,12 +27,14 @@ void error_frame(std::string& out, const base::Error& error) {
   const std::size_t start = wire::begin_reply(out, {.status = static_cast<std::uint8_t>(error.code)}, error.message);
   wire::end_reply(out, start);
 }
-// The socket file's mode says the same; but it may have been opened up, or the folder handed over.
-bool is_of_this_user(int descriptor) {
-  ucred peer{};
-  socklen_t size = sizeof peer;
-  if (::getsockopt(descriptor, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return false;
-  return peer.uid == ::geteuid() || peer.uid == 0;
+// A peer that is gone without a word is noticed within half a minute. (A unix socket refuses these; fine.)
+void make_lively(int descriptor) {
+  const int on = 1, idle_seconds = 15, between_seconds = 5, probes = 3;
+  ::setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  ::setsockopt(descriptor, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  ::setsockopt(descriptor, IPPROTO_TCP, TCP_KEEPIDLE, &idle_seconds, sizeof idle_seconds);
+  ::setsockopt(descriptor, IPPROTO_TCP, TCP_KEEPINTVL, &between_seconds, sizeof between_seconds);
+  ::setsockopt(descriptor, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
 }
 
 // What has arrived and is not read makes the kernel reset a connection that is closed, and a reset takes along what the
@@ -67,23 +70,17 @@ struct FrameServer::Connection final : Ready {
   bool gone = false;          // closed in this turn
   bool blocked = false;       // the socket takes no more for now
   bool closing = false;       // close once `out` is gone
-  std::unique_ptr<security::Guard> guard;  // none: frames come and go as they are
+  security::Role role = security::Role::client;
+  bool guarded = false;       // bytes pass through `guard`, which is there from the first ones on
+  std::unique_ptr<security::Guard> guard;
   std::string sealed;         // with a guard: what goes over the wire, out of `out` and of the guard's own
   std::size_t sealed_sent = 0;
 };
 
-struct FrameServer::Listener final : Ready {
-  Listener(FrameServer& s, Listening l) : server(s), descriptor(l.descriptor), unix_path(std::move(l.unix_path)) {}
-  ~Listener() override { ::close(descriptor); }
-  void on_ready(std::uint32_t) override { server.accept(*this); }
-  FrameServer& server;
-  const int descriptor;
-  const std::string unix_path;  // empty: TCP
-};
-
 FrameServer::FrameServer(EventLoop& loop, FrameHandler& handler, FrameServerLimits limits)
-    : loop_(loop), handler_(handler), limits_(limits), buffer_(kReadSize, '\0') {
+    : loop_(loop), handler_(handler), limits_(limits), unproven_(limits.unproven), buffer_(kReadSize, '\0') {
   loop_.end_of_turn([this] {
+    hear_proofs();
     close_round();
     if (!closed_.empty()) closed_.clear();
     if (drained_ && connections_.empty()) std::exchange(drained_, {})();
@@ -99,8 +96,9 @@ FrameServer::~FrameServer() {
 }
 
 Result<void> FrameServer::adopt(Listening listening) {
-  auto listener = std::make_unique<Listener>(*this, std::move(listening));
-  TRY(loop_.add(listener->descriptor, EPOLLIN, *listener));
+  const bool tcp = listening.unix_path.empty();
+  auto listener = std::make_unique<Acceptor>(loop_, std::move(listening), [this, tcp](int descriptor) { take(descriptor, tcp); });
+  TRY(listener->begin());
   listeners_.push_back(std::move(listener));
   return {};
 }
@@ -149,61 +147,31 @@ void FrameServer::stop() {
 
 void FrameServer::stop_listening() {
   datagrams_.reset();
-  for (auto& listener : listeners_) {
-    loop_.remove(listener->descriptor, *listener);
-    if (!listener->unix_path.empty()) ::unlink(listener->unix_path.c_str());
-  }
+  for (auto& listener : listeners_)
+    if (!listener->listening().unix_path.empty()) ::unlink(listener->listening().unix_path.c_str());
   listeners_.clear();
 }
 
-void FrameServer::accept(Listener& listener) {
-  while (true) {
-    const int descriptor = ::accept4(listener.descriptor, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
-    if (descriptor >= 0) {
-      if (!listener.unix_path.empty() && !is_of_this_user(descriptor)) {
-        ::close(descriptor);
-        continue;
-      }
-      if (connections_.size() < limits_.connections) {
-        adopt(descriptor, listener.unix_path.empty());
-        continue;
-      }
-      std::string out;
-      error_frame(out, fail(Code::unavailable, "this endpoint has ", limits_.connections, " connections, its limit"));
-      (void)!::send(descriptor, out.data(), out.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-      ::close(descriptor);
-      continue;
-    }
-    if (errno == EINTR || errno == ECONNABORTED) continue;
-    if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
-      // Out of descriptors: those connected go on, new ones wait.
-      loop_.change(listener.descriptor, 0, listener);
-      loop_.after(std::chrono::milliseconds(100), [self = std::weak_ptr(self_), held = &listener] {
-        const auto alive = self.lock();
-        if (!alive) return;
-        for (auto& one : (*alive)->listeners_)
-          if (one.get() == held) (*alive)->loop_.change(one->descriptor, EPOLLIN, *one);
-      });
-    }
-    return;
-  }
+void FrameServer::take(int descriptor, bool tcp) {
+  if (!tcp && !is_of_this_user(descriptor)) return void(::close(descriptor));
+  if (connections_.size() - unproven_.size() < limits_.connections) return adopt(descriptor, tcp);
+  std::string out;
+  error_frame(out, fail(Code::unavailable, "this endpoint has ", limits_.connections, " connections, its limit"));
+  (void)!::send(descriptor, out.data(), out.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  ::close(descriptor);
 }
 
 void FrameServer::adopt(int descriptor, bool tcp) {
-  // A unix socket refuses these; fine. A peer that is gone without a word is noticed within half a minute.
-  const int on = 1, idle_seconds = 15, between_seconds = 5, probes = 3;
-  ::setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  ::setsockopt(descriptor, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-  ::setsockopt(descriptor, IPPROTO_TCP, TCP_KEEPIDLE, &idle_seconds, sizeof idle_seconds);
-  ::setsockopt(descriptor, IPPROTO_TCP, TCP_KEEPINTVL, &between_seconds, sizeof between_seconds);
-  ::setsockopt(descriptor, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
+  if (!tcp || !opener_) make_lively(descriptor);  // else once it is proven
   const ConnectionNumber number = next_++;
   auto connection = std::make_unique<Connection>(*this, number, descriptor);
-  if (tcp && opener_) connection->guard = std::make_unique<security::Guard>(opener_, security::Side::answerer);
+  connection->role = !tcp ? security::Role::admin : opener_ ? security::Role::client : security::Role::node;
+  connection->guarded = tcp && opener_;
+  if (connection->guarded)
+    if (const auto victim = unproven_.in_the_way()) close(*connections_.at(*victim));
   if (!loop_.add(descriptor, EPOLLIN, *connection)) return;
-  if (connection->guard) unproven_.emplace(number, std::chrono::steady_clock::now());
+  if (connection->guarded) unproven_.add(number, std::chrono::steady_clock::now());
   connections_.emplace(number, std::move(connection));
-  if (unproven_.size() > limits_.unproven) close(*connections_.at(unproven_.begin()->first));
 }
 
 void FrameServer::on_connection(Connection& connection, std::uint32_t events) {
@@ -213,6 +181,11 @@ void FrameServer::on_connection(Connection& connection, std::uint32_t events) {
     if (connection.gone) return;
   }
   if (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) receive(connection);
+}
+
+security::Role FrameServer::role(ConnectionNumber connection) const {
+  const auto found = connections_.find(connection);
+  return found == connections_.end() ? security::Role::client : found->second->role;
 }
 
 void FrameServer::guard(security::Opener opener) {
@@ -226,14 +199,31 @@ void FrameServer::guard(security::Opener opener) {
 // Half-open ones, and those who say one byte a second.
 void FrameServer::close_unproven() {
   const auto late = std::chrono::steady_clock::now() - limits_.proof;
-  while (!unproven_.empty() && unproven_.begin()->second <= late) close(*connections_.at(unproven_.begin()->first));
+  for (const ConnectionNumber one : unproven_.older_than(late)) close(*connections_.at(one));
+}
+
+// A few a turn, so that those who have proven themselves do not wait for a crowd of hellos. Who has been answered already comes first,
+// then the newest: what a crowd has sent before an honest caller came is not worked off before him. The others are told of again.
+void FrameServer::hear_proofs() {
+  if (knocking_.empty()) return;
+  std::vector<ConnectionNumber> all = std::exchange(knocking_, {});
+  const auto rank = [this](ConnectionNumber number) {
+    const auto found = connections_.find(number);
+    return std::pair(found != connections_.end() && found->second->guard != nullptr, number);
+  };
+  const auto most = static_cast<std::ptrdiff_t>(std::min<std::size_t>(all.size(), static_cast<std::size_t>(limits_.proofs_at_once)));
+  std::partial_sort(all.begin(), all.begin() + most, all.end(), [&](auto a, auto b) { return rank(a) > rank(b); });
+  for (auto one = all.begin(); one != all.begin() + most; ++one)
+    if (const auto found = connections_.find(*one); found != connections_.end()) receive_guarded(*found->second);
 }
 
 // What comes goes through the guard: its own words are answered, frames that follow are handled as ever.
 void FrameServer::receive_guarded(Connection& connection) {
-  const ssize_t read = ::recv(connection.descriptor, buffer_.data(), buffer_.size(), 0);
+  const bool proves = unproven_.contains(connection.number);
+  const ssize_t read = ::recv(connection.descriptor, buffer_.data(), proves ? kProofRead : buffer_.size(), 0);
   if (read < 0 && (errno == EAGAIN || errno == EINTR)) return;
   if (read <= 0 || connection.closing) return close(connection);
+  if (!connection.guard) connection.guard = std::make_unique<security::Guard>(opener_, security::Side::answerer);  // it says something
   connection.fresh += static_cast<std::size_t>(read);
   std::string& pending = connection.pending;
   const std::size_t before = pending.size();
@@ -245,16 +235,23 @@ void FrameServer::receive_guarded(Connection& connection) {
     connection.closing = true;
     return flush(connection);
   }
-  if (connection.guard->open()) unproven_.erase(connection.number);
+  if (proves && connection.guard->open()) {
+    unproven_.remove(connection.number);
+    make_lively(connection.descriptor);
+    connection.role = connection.guard->role();
+  }
   flush(connection);
   if (connection.gone) return;
-  if (connection.guard->transparent() && connection.sealed.empty()) connection.guard.reset();
+  if (connection.guard->transparent() && connection.sealed.empty()) {
+    connection.guard.reset();
+    connection.guarded = false;
+  }
   if (!pending.empty()) digest(connection, pending);
 }
 
 void FrameServer::receive(Connection& connection) {
-  if (connection.guard) [[unlikely]]
-    return receive_guarded(connection);
+  if (connection.guarded) [[unlikely]]
+    return unproven_.contains(connection.number) ? knocking_.push_back(connection.number) : receive_guarded(connection);
   if (const std::size_t before = connection.pending.size(); before <= kReadSize / 2) {
     std::memcpy(buffer_.data(), connection.pending.data(), before);
     const ssize_t read = ::recv(connection.descriptor, buffer_.data() + before, buffer_.size() - before, 0);
@@ -344,6 +341,10 @@ bool FrameServer::consume(Connection& connection, std::string_view bytes, std::s
       auto complete = wire::next_frame(bytes.substr(at), limits_.frame_size, frames[count]);
       if (!complete) broken = std::move(complete).error();
       if (!complete || !*complete) break;
+      if (frames[count].type >= wire::FrameType::peer && connection.role != security::Role::node) [[unlikely]] {
+        broken = fail(Code::invalid, "what nodes say to each other, from a connection that has not proven the cluster's secret itself");
+        break;
+      }
       at += frames[count].size;
     }
     if (count == 0) break;
@@ -528,7 +529,7 @@ void FrameServer::close(Connection& connection) {
   loop_.remove(connection.descriptor, connection);
   if (drained_ || connection.guard) hang_up(connection.descriptor, buffer_);
   partial_bytes_ -= connection.pending.size();
-  unproven_.erase(connection.number);
+  unproven_.remove(connection.number);
   const auto found = connections_.find(connection.number);
   closed_.push_back(std::move(found->second));
   connections_.erase(found);

@@ -9,7 +9,6 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -17,6 +16,7 @@
 #include <vector>
 
 #include "novoht/base/result.h"
+#include "zht/net/acceptor.h"
 #include "zht/net/datagrams.h"
 #include "zht/net/event_loop.h"
 #include "zht/net/listen.h"
@@ -50,16 +50,17 @@ class FrameHandler {
 // What one client, or all together, can make the endpoint hold. Past a limit the offender is told or closed; the others
 // are served.
 struct FrameServerLimits {
-  std::size_t connections = 20'000;                  // one more is told so and closed
+  std::size_t connections = 20'000;                  // one more, of those that are proven, is told so and closed
   std::size_t frame_size = wire::kMaxFrameSize;
   std::size_t unread_replies = std::size_t{8} << 20;  // bytes; a connection with more is not read from ...
   std::size_t unread_most = std::size_t{96} << 20;    // ... and with more than this closed: what others' changes send it
   std::size_t partial_frames = std::size_t{512} << 20;  // bytes of frames that are not complete, over all connections
   // A frame comes at 64 KiB in this time at least, and replies are taken at all within it, or the connection is closed.
   base::Duration stall = std::chrono::seconds(30);
-  // Of guard(): a TCP connection proves itself in this time, and no more than so many are at it (the oldest makes way).
+  // Of guard(): a TCP connection proves itself in this time, and no more than so many are at it (one makes way: Unproven).
   base::Duration proof = std::chrono::seconds(5);
   std::size_t unproven = 1024;
+  int proofs_at_once = 4;  // pieces of handshakes a turn; TLS's cost as much as hundreds of requests
 };
 
 class FrameServer {
@@ -80,6 +81,9 @@ class FrameServer {
   void drain(base::Duration longest, std::function<void()> done);
   void stop();  // closes everything; on the loop's thread, or when it does not run
 
+  // What the other end of a connection may ask for. A unix socket's end is this user's, who may read the secret: an admin. Over TCP
+  // where nothing is asked, everybody may do everything. Frames of nodes never reach the handler from others (PROTOCOL.md).
+  security::Role role(ConnectionNumber connection) const;
   // A frame outside any request, or a late reply. Dropped when the connection is gone. Inside a round it leaves with it.
   void send(ConnectionNumber to, std::string frame);
   // What FrameHandler::awaits() asked for up to `reached` has come: replies leave, in the order of their connection.
@@ -92,15 +96,15 @@ class FrameServer {
 
  private:
   struct Connection;
-  struct Listener;
 
   base::Result<void> adopt(Listening listening);
-  void accept(Listener& listener);
+  void take(int descriptor, bool tcp);
   void adopt(int descriptor, bool tcp);
   void on_connection(Connection& connection, std::uint32_t events);
   void receive(Connection& connection);
   void receive_guarded(Connection& connection);
   void close_unproven();
+  void hear_proofs();
   void digest(Connection& connection, std::string_view bytes);
   bool consume(Connection& connection, std::string_view bytes, std::size_t& used);
   bool reads(const Connection& connection) const;
@@ -122,8 +126,9 @@ class FrameServer {
   FrameHandler& handler_;
   FrameServerLimits limits_;
   security::Opener opener_;
-  std::map<ConnectionNumber, std::chrono::steady_clock::time_point> unproven_;  // since when; oldest first
-  std::vector<std::unique_ptr<Listener>> listeners_;
+  Unproven unproven_;
+  std::vector<ConnectionNumber> knocking_;  // in this turn: unproven ones that said something
+  std::vector<std::unique_ptr<Acceptor>> listeners_;
   std::unique_ptr<Datagrams> datagrams_;
   std::unordered_map<ConnectionNumber, std::unique_ptr<Connection>> connections_;
   std::vector<std::unique_ptr<Connection>> closed_;  // in this turn: their code may still be on the stack

@@ -105,4 +105,11 @@ Result<Listening> listen_unix(const std::string& path) {
   return Listening{std::exchange(socket.descriptor, -1), {}, path};
 }
 
+bool is_of_this_user(int descriptor) {
+  ucred peer{};
+  socklen_t size = sizeof peer;
+  if (::getsockopt(descriptor, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return false;
+  return peer.uid == ::geteuid() || peer.uid == 0;
+}
+
 }  // namespace zht::net

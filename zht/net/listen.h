@@ -25,4 +25,8 @@ base::Result<int> listen_udp(const std::string& address);
 // A stale socket file is replaced: whoever calls this holds the data folder's lock. Mode 0600.
 base::Result<Listening> listen_unix(const std::string& path);
 
+// Whether the other end of a connected unix socket is a process of this process's user, or of root. The socket file's mode says
+// the same; but it may have been opened up, or the folder handed over.
+bool is_of_this_user(int descriptor);
+
 }  // namespace zht::net

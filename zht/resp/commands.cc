@@ -399,7 +399,7 @@ std::string authenticate(Session& session, const std::string& user, const std::s
   if (session.prover == nullptr)
     return "ERR AUTH <password> called without any password configured for the default user. Are you sure your "
            "configuration is correct?";
-  if (user != "default" || !session.prover->admits(password)) return "WRONGPASS invalid username-password pair or user is disabled.";
+  if (!session.prover->admits(user, password)) return "WRONGPASS invalid username-password pair or user is disabled.";
   session.authenticated = true;
   return {};
 }
@@ -728,6 +728,13 @@ Plan plan(Session& session, Command words, std::uint32_t partition_count) {
   Context context{session, words, partition_count};
   const std::string name = upper(words[0]);
   const Spec* spec = find_spec(name);
+  // A browser that a page has sent here: its lines, the page's own among them, would be taken for commands. Every HTTP request
+  // has one of these before its body.
+  if (name == "POST" || name == "HOST:") {
+    Plan refused = context.error("ERR this is no web server: HTTP is refused here, and the connection is closed");
+    refused.close = true;
+    return refused;
+  }
   if (!session.let_in() && name != "AUTH" && name != "HELLO" && name != "QUIT" && name != "RESET")
     return context.error("NOAUTH Authentication required.");
   if (spec == nullptr || !arity_fits(*spec, words.size())) {

@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <deque>
@@ -14,6 +15,7 @@
 #include <optional>
 #include <unordered_map>
 
+#include "zht/net/acceptor.h"
 #include "zht/net/listen.h"
 #include "zht/resp/commands.h"
 #include "zht/resp/parser.h"
@@ -28,7 +30,10 @@ constexpr std::size_t kMaxUnread = std::size_t{64} << 20;   // bytes of replies
 constexpr std::size_t kMaxCommand = std::size_t{64} << 20;  // bytes of one command, all its arguments together
 // Of all connections together; past it each has one command under way at a time, and none with a large half-read one is
 // kept.
-constexpr std::size_t kMaxUnproven = kReadSize;  // bytes of commands of a connection that has not authenticated
+constexpr std::size_t kMaxUnproven = std::size_t{16} << 10;  // bytes of commands of a connection that has not authenticated
+constexpr std::size_t kUnprovenRead = std::size_t{8} << 10;
+constexpr std::size_t kProofsAtOnce = 4;             // pieces of TLS handshakes a turn
+constexpr auto kProof = std::chrono::seconds(10);
 constexpr std::size_t kMaxHeld = std::size_t{1} << 30;
 constexpr int kCrowded = 16;
 constexpr auto kKeepalive = std::chrono::seconds(300);  // a peer that is silent so long is asked if it lives
@@ -41,15 +46,21 @@ class Gateway::Parts {
       : client_(client), ask_node_(std::move(ask_node)), max_connections_(max_connections), prover_(prover), tls_(std::move(tls)),
         buffer_(kReadSize, '\0') {
     loop_.end_of_turn([this] { end_turn(); });
-    loop_.every(std::chrono::seconds(10), [this] { close_stuck(); });
+    loop_.every(std::chrono::seconds(2), [this] { close_stuck(); });
   }
   ~Parts() { stop(); }
 
   base::Result<std::string> listen(const std::string& address) {
     TRY_LET(listening, net::listen_tcp(address));
-    listener_ = std::make_unique<Listener>(*this, listening.descriptor);
-    TRY(loop_.add(listening.descriptor, EPOLLIN, *listener_));
-    return listening.address;
+    const std::string got = listening.address;
+    listener_ = std::make_unique<net::Acceptor>(loop_, std::move(listening), [this](int descriptor) { take(descriptor, true); });
+    TRY(listener_->begin());
+    return got;
+  }
+  base::Result<void> listen_unix(const std::string& path) {
+    TRY_LET(listening, net::listen_unix(path));
+    unix_listener_ = std::make_unique<net::Acceptor>(loop_, std::move(listening), [this](int descriptor) { take(descriptor, false); });
+    return unix_listener_->begin();
   }
   void run() {
     thread_ = std::thread([this] {
@@ -65,6 +76,8 @@ class Gateway::Parts {
     connections_.clear();
     closed_.clear();
     listener_.reset();
+    if (unix_listener_) ::unlink(unix_listener_->listening().unix_path.c_str());
+    unix_listener_.reset();
   }
 
  private:
@@ -77,17 +90,19 @@ class Gateway::Parts {
     int protocol = 2;      // when it was sent: a HELLO after it changes nothing for it
   };
   struct Connection final : net::Ready {
-    Connection(Parts& p, std::uint64_t n, int d)
+    Connection(Parts& p, std::uint64_t n, int d, bool tcp)
         : parts(p), number(n), descriptor(d), parser(kMaxValueSize, kMaxCommand) {
       session.id = n;
-      if (p.tls_) tls.emplace(p.tls_, d);
+      secured = tcp && p.tls_;
     }
+    bool proven() const { return session.let_in() && (!secured || (tls && tls->ready())); }
     ~Connection() override { ::close(descriptor); }
     void on_ready(std::uint32_t events) override { parts.on_connection(*this, events); }
     Parts& parts;
     const std::uint64_t number;
     const int descriptor;
-    std::optional<net::TlsSocket> tls;  // bytes go through it
+    bool secured = false;               // bytes go through `tls`, which is there from the first ones on
+    std::optional<net::TlsSocket> tls;
     Session session;
     Parser parser;
     std::deque<Slot> slots;        // oldest first
@@ -101,16 +116,8 @@ class Gateway::Parts {
     std::chrono::steady_clock::time_point progress = std::chrono::steady_clock::now();
     std::uint32_t interest = EPOLLIN;
     // ended: nothing more is read; closes when all is sent. starved: commands wait for room, not for bytes.
-    bool seen = false;  // by close_stuck(), unproven
     bool spoke = false;
     bool blocked = false, ended = false, touched = false, starved = false;
-  };
-  struct Listener final : net::Ready {
-    Listener(Parts& p, int d) : parts(p), descriptor(d) {}
-    ~Listener() override { ::close(descriptor); }
-    void on_ready(std::uint32_t) override { parts.accept(); }
-    Parts& parts;
-    const int descriptor;
   };
   struct Place {  // that an outcome is for
     std::uint64_t connection = 0, slot = 0;
@@ -122,32 +129,39 @@ class Gateway::Parts {
     std::optional<Facts> facts;
   };
 
-  void accept() {
-    while (true) {
-      sockaddr_storage from{};
-      socklen_t size = sizeof from;
-      const int descriptor =
-          ::accept4(listener_->descriptor, reinterpret_cast<sockaddr*>(&from), &size, SOCK_NONBLOCK | SOCK_CLOEXEC);
-      if (descriptor < 0) return;
-      accepted_++;
-      if (connections_.size() >= max_connections_) {
-        say(descriptor, "-ERR max number of clients reached\r\n");
-        ::close(descriptor);
-        refused_++;
-        continue;
-      }
-      const int on = 1, idle = static_cast<int>(kKeepalive.count());
-      ::setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-      ::setsockopt(descriptor, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-      ::setsockopt(descriptor, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
-      auto connection = std::make_unique<Connection>(*this, next_++, descriptor);
-      connection->session.peer = text_of(from);
-      connection->session.prover = prover_;
-      if (loop_.add(descriptor, EPOLLIN, *connection)) connections_.emplace(connection->number, std::move(connection));
+  void take(int descriptor, bool tcp) {
+    if (!tcp && !net::is_of_this_user(descriptor)) return void(::close(descriptor));
+    accepted_++;
+    if (connections_.size() - unproven_.size() >= max_connections_) {
+      say(descriptor, "-ERR max number of clients reached\r\n");
+      ::close(descriptor);
+      refused_++;
+      return;
     }
+    const int on = 1, idle = static_cast<int>(kKeepalive.count());
+    ::setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    ::setsockopt(descriptor, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    ::setsockopt(descriptor, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
+    auto connection = std::make_unique<Connection>(*this, next_++, descriptor, tcp);
+    connection->session.peer = tcp ? peer_of(descriptor) : "unix";
+    connection->session.prover = tcp ? prover_ : nullptr;
+    if (!connection->proven())
+      if (const auto victim = unproven_.in_the_way()) close(*connections_.at(*victim));
+    if (!loop_.add(descriptor, EPOLLIN, *connection)) return;
+    if (!connection->proven()) unproven_.add(connection->number, std::chrono::steady_clock::now());
+    connections_.emplace(connection->number, std::move(connection));
   }
 
-  static std::string text_of(const sockaddr_storage& from) {
+  // After it has said something: whether it belongs to those that are proven (RESET takes that back).
+  void look_at_proof(const Connection& connection) {
+    if (connection.proven()) unproven_.remove(connection.number);
+    else if (!unproven_.contains(connection.number)) unproven_.add(connection.number, std::chrono::steady_clock::now());
+  }
+
+  static std::string peer_of(int descriptor) {
+    sockaddr_storage from{};
+    socklen_t size = sizeof from;
+    ::getpeername(descriptor, reinterpret_cast<sockaddr*>(&from), &size);
     char host[INET6_ADDRSTRLEN] = "?";
     if (from.ss_family == AF_INET) {
       const auto& four = reinterpret_cast<const sockaddr_in&>(from);
@@ -165,8 +179,10 @@ class Gateway::Parts {
       touch(connection);
     }
     if (!(events & (EPOLLIN | EPOLLHUP | EPOLLERR))) return;
-    if (connection.tls) return receive_secured(connection);
-    const ssize_t read = ::recv(connection.descriptor, buffer_.data(), buffer_.size(), 0);
+    if (connection.secured)
+      return unproven_.contains(connection.number) ? knocking_.push_back(connection.number) : receive_secured(connection);
+    const std::size_t most = unproven_.contains(connection.number) ? kUnprovenRead : buffer_.size();
+    const ssize_t read = ::recv(connection.descriptor, buffer_.data(), most, 0);
     if (read < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (read <= 0 || connection.ended) return close(connection);
     const std::string_view bytes = std::string_view(buffer_).substr(0, static_cast<std::size_t>(read));
@@ -179,6 +195,7 @@ class Gateway::Parts {
 
   void receive_secured(Connection& connection) {
     std::string plain;
+    if (!connection.tls) connection.tls.emplace(tls_, connection.descriptor);  // it says something
     const auto read = connection.tls->read(buffer_, plain);
     using Read = net::TlsSocket::Read;
     if (read == Read::nothing) return;
@@ -187,6 +204,7 @@ class Gateway::Parts {
     if (read == Read::plain || read == Read::failed || connection.ended) return close(connection);
     const std::uint64_t number = connection.number;
     touch(connection);  // the handshake may have more to say
+    look_at_proof(connection);
     if (!plain.empty()) take_bytes(connection, plain);
     // What it asked before it ended is answered.
     if (read == Read::ended && connections_.contains(number)) connection.ended = true;
@@ -204,7 +222,10 @@ class Gateway::Parts {
     unread_ += connection.parser.buffered();
     // Who has not said who he is has no long words to say.
     if (!connection.session.let_in() && connection.parser.buffered() > kMaxUnproven) return close(connection);
+    const std::uint64_t number = connection.number;
     take_commands(connection);
+    if (const auto found = connections_.find(number); found == connections_.end()) return;
+    look_at_proof(connection);
     if (unread_ > kMaxHeld && connection.parser.buffered() > (std::size_t{1} << 20)) return close(connection);
   }
 
@@ -392,7 +413,22 @@ class Gateway::Parts {
     if (!std::exchange(connection.touched, true)) touched_.push_back(connection.number);
   }
 
+  // As FrameServer::hear_proofs().
+  void hear_proofs() {
+    if (knocking_.empty()) return;
+    std::vector<std::uint64_t> all = std::exchange(knocking_, {});
+    const auto rank = [this](std::uint64_t number) {
+      const auto found = connections_.find(number);
+      return std::pair(found != connections_.end() && found->second->tls.has_value(), number);
+    };
+    const auto most = static_cast<std::ptrdiff_t>(std::min(all.size(), kProofsAtOnce));
+    std::partial_sort(all.begin(), all.begin() + most, all.end(), [&](auto a, auto b) { return rank(a) > rank(b); });
+    for (auto one = all.begin(); one != all.begin() + most; ++one)
+      if (const auto found = connections_.find(*one); found != connections_.end()) receive_secured(*found->second);
+  }
+
   void end_turn() {
+    hear_proofs();
     run_wanted();
     // Writing makes room, which may let more commands in, which touches again.
     while (!touched_.empty())
@@ -457,20 +493,18 @@ class Gateway::Parts {
     const auto now = std::chrono::steady_clock::now();
     std::vector<Connection*> stuck;
     for (const auto& [number, connection] : connections_) {
-      if (!connection->session.let_in() || (connection->tls && !connection->tls->ready())) {
-        if (std::exchange(connection->seen, true)) stuck.push_back(connection.get());
-        continue;
-      }
       if (!connection->blocked)
         connection->progress = now;
       else if (now - connection->progress > kStuck)
         stuck.push_back(connection.get());
     }
     for (Connection* connection : stuck) close(*connection);
+    for (const std::uint64_t number : unproven_.older_than(now - kProof)) close(*connections_.at(number));
   }
 
   void close(Connection& connection) {
     loop_.remove(connection.descriptor, connection);
+    unproven_.remove(connection.number);
     const auto found = connections_.find(connection.number);
     held_ -= connection.held;
     unread_ -= connection.parser.buffered();
@@ -484,7 +518,9 @@ class Gateway::Parts {
   const security::Prover* const prover_;
   const net::TlsPort tls_;
   net::EventLoop loop_;
-  std::unique_ptr<Listener> listener_;
+  std::unique_ptr<net::Acceptor> listener_, unix_listener_;
+  net::Unproven unproven_{kMostUnproven};
+  std::vector<std::uint64_t> knocking_;  // in this turn: unproven ones that said something over TLS
   std::unordered_map<std::uint64_t, std::unique_ptr<Connection>> connections_;
   std::vector<std::unique_ptr<Connection>> closed_;
   std::vector<std::uint64_t> touched_;
@@ -507,6 +543,7 @@ Gateway::Gateway(Client& client, AskNode ask_node, std::size_t max_connections, 
     : parts_(std::make_unique<Parts>(client, std::move(ask_node), max_connections, prover, std::move(tls))) {}
 Gateway::~Gateway() = default;
 base::Result<std::string> Gateway::listen(const std::string& address) { return parts_->listen(address); }
+base::Result<void> Gateway::listen_unix(const std::string& path) { return parts_->listen_unix(path); }
 void Gateway::run() { parts_->run(); }
 void Gateway::stop() { parts_->stop(); }
 Gateway::Counts Gateway::counts() const { return parts_->counts(); }

@@ -26,13 +26,16 @@ class Gateway {
   // Gets the facts of the node and tells them to its argument, once, on any thread.
   using AskNode = std::function<void(std::function<void(Facts)>)>;
   // `client` and `prover` outlive it; the first two may call back until stop() has returned. With a prover, AUTH comes before
-  // everything else, within 10 to 20 s.
+  // everything else, within 10 s; of connections that are at that there are kMostUnproven at most, and a random one makes way.
   // Where `tls` has a context, every connection speaks TLS, and who does not is told so.
   Gateway(Client& client, AskNode ask_node, std::size_t max_connections = 20'000, const security::Prover* prover = nullptr,
           net::TlsPort tls = {});
   ~Gateway();
   // Before run(). Returns the address it got. Errors as net::FrameServer::listen_tcp.
   base::Result<std::string> listen(const std::string& address);
+  // The same at a unix socket, for this user's processes and root's: no AUTH, no TLS. Errors as net::listen_unix.
+  base::Result<void> listen_unix(const std::string& path);
+  static constexpr std::size_t kMostUnproven = 256;
   void run();   // starts the thread
   void stop();  // closes every connection, ends the thread
   struct Counts {

@@ -13,7 +13,30 @@ using base::Code;
 using base::fail;
 using base::Result;
 
-Result<Opener> load_credentials(const std::string& secret_file, const TlsFiles& files, const std::string& data_folder) {
+namespace {
+
+Result<void> load_secret(End end, const std::string& path, Credentials& to) {
+  if (end == End::client) {
+    TRY_LET(is_key, is_key_file(path));
+    if (is_key) {
+      TRY_LET(key, Key::load(path));
+      to.key = std::move(key);
+      return {};
+    }
+  }
+  TRY_LET(secret, Secret::load(path));
+  if (end == End::node) {
+    to.secret = std::move(secret);
+  } else {
+    TRY_LET(key, secret.key(kAdminKey));
+    to.key = std::move(key);
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<Opener> load_credentials(End end, const std::string& secret_file, const TlsFiles& files, const std::string& data_folder) {
   auto credentials = std::make_shared<Credentials>();
   std::string path = secret_file;
   struct stat info {};
@@ -22,8 +45,7 @@ Result<Opener> load_credentials(const std::string& secret_file, const TlsFiles& 
     TRY_LET(munge, Munge::open(path));
     credentials->munge = std::move(munge);
   } else if (!path.empty() && path != "none") {
-    TRY_LET(secret, Secret::load(path));
-    credentials->secret = std::move(secret);
+    TRY(load_secret(end, path, *credentials));
   }
   if (files.any()) {
     TRY_LET(tls, TlsContext::load(files));
@@ -33,12 +55,12 @@ Result<Opener> load_credentials(const std::string& secret_file, const TlsFiles& 
   return Opener(std::move(credentials));
 }
 
-Result<Opener> credentials_from_environment(const std::string& data_folder) {
+Result<Opener> credentials_from_environment(End end, const std::string& data_folder) {
   const auto value = [](const char* name) -> std::string {
     const char* set = std::getenv(name);
     return set != nullptr ? set : "";
   };
-  return load_credentials(value("ZHT_SECRET_FILE"), {value("ZHT_TLS_CERTIFICATE"), value("ZHT_TLS_KEY"), value("ZHT_TLS_CA")}, data_folder);
+  return load_credentials(end, value("ZHT_SECRET_FILE"), {value("ZHT_TLS_CERTIFICATE"), value("ZHT_TLS_KEY"), value("ZHT_TLS_CA")}, data_folder);
 }
 
 Guard::Guard(Opener opener, Side side) : opener_(std::move(opener)), side_(side) {
@@ -96,6 +118,7 @@ Result<void> Guard::shake(std::string& plain, std::string& to_wire) {
   pending_.erase(0, used);
   if (*done) {
     open_ = true;
+    role_ = handshake_->role();
     plain += std::exchange(pending_, {});
     handshake_.reset();
   }

@@ -23,20 +23,27 @@ namespace zht::security {
 // What opens the door, on both sides of it: a secret or munge, TLS, or TLS and one of them.
 struct Credentials {
   std::optional<Secret> secret;
+  std::optional<Key> key;              // of a client: only where there is no secret
   std::shared_ptr<const Munge> munge;  // only where there is no secret
   std::shared_ptr<const TlsContext> tls;
   // What has to be proven; null: nothing but TLS.
-  const Prover* prover() const { return secret ? static_cast<const Prover*>(&*secret) : munge.get(); }
+  const Prover* prover() const {
+    if (secret) return &*secret;
+    return key ? static_cast<const Prover*>(&*key) : munge.get();
+  }
 };
 using Opener = std::shared_ptr<const Credentials>;  // null: nothing is asked
 inline const Prover* prover_of(const Opener& opener) { return opener ? opener->prover() : nullptr; }
 
-// Of a client, or a node: the secret in `secret_file` (empty: `data_folder`/secret, if there is one; "none": no secret;
+// Of a node, which proves the secret itself, or of a client, which proves a key: that of `kAdminKey` where its user can read the
+// secret, else the one in the file it was given.
+enum class End { node, client };
+// The secret (of a client also: a key) in `secret_file` (empty: `data_folder`/secret, if there is one; "none": no secret;
 // "munge", "munge:SOCKET": munge in its place) and TLS's files (all empty: no TLS). Null when there is neither. Errors as
-// Secret::load, Munge::open and TlsContext::load.
-base::Result<Opener> load_credentials(const std::string& secret_file, const TlsFiles& tls, const std::string& data_folder);
+// Secret::load, Key::load, Munge::open and TlsContext::load.
+base::Result<Opener> load_credentials(End end, const std::string& secret_file, const TlsFiles& tls, const std::string& data_folder);
 // The same from $ZHT_SECRET_FILE, $ZHT_TLS_CERTIFICATE, $ZHT_TLS_KEY and $ZHT_TLS_CA.
-base::Result<Opener> credentials_from_environment(const std::string& data_folder);
+base::Result<Opener> credentials_from_environment(End end, const std::string& data_folder);
 // Whether that is a word in the place of a secret's file, and no path.
 inline bool is_word(const std::string& secret_file) { return secret_file == "none" || Munge::is_meant(secret_file); }
 inline std::string secret_path(const std::string& data_folder) { return data_folder + "/secret"; }
@@ -49,6 +56,7 @@ class Guard {
   // fails. After an error the connection is of no use. Errors: invalid, unsupported (Handshake, TlsSession), unavailable.
   base::Result<void> receive(base::Bytes from_wire, std::string& plain, std::string& to_wire);
   bool open() const { return open_; }                                // the other side is proven
+  Role role() const { return role_; }                                // of an answerer, once open: what the other side may
   bool transparent() const { return open_ && !tls_; }
   base::Result<void> send(base::Bytes plain, std::string& to_wire);  // once it is open
 
@@ -60,6 +68,7 @@ class Guard {
   std::optional<Handshake> handshake_;
   std::string pending_;  // of the handshake
   bool open_ = false;
+  Role role_ = Role::node;  // TLS alone tells nobody from anybody
 };
 
 }  // namespace zht::security

@@ -20,13 +20,13 @@ Handshake::Handshake(Side side, const Prover& prover, std::string binding)
     : side_(side), prover_(prover), binding_(std::move(binding)), nonce_(random_bytes(kNonceSize)) {}
 
 std::string Handshake::statement(Side of) const {
-  std::string text = "zht handshake " + std::to_string(prover_.method()) + (of == Side::asker ? " asker\n" : " answerer\n");
+  std::string text = "zht handshake " + std::to_string(checker().method()) + (of == Side::asker ? " asker\n" : " answerer\n");
   text += side_ == Side::asker ? nonce_ + other_nonce_ : other_nonce_ + nonce_;
   return text + binding_;
 }
 
 void Handshake::begin(std::string& out) {
-  wire::encode_control(out, FrameType::control_request, ControlKind::hello, 1, Code::ok, {}, prover_.method() + nonce_);
+  wire::encode_control(out, FrameType::control_request, ControlKind::hello, 1, Code::ok, {}, prover_.method() + nonce_ + prover_.key_name());
 }
 
 Result<bool> Handshake::take(Bytes in, std::size_t& used, std::string& out) {
@@ -72,18 +72,25 @@ Result<bool> Handshake::ask(Bytes value, std::string& out) {
 
 Result<bool> Handshake::answer(std::uint8_t kind, std::uint64_t request, Bytes value, std::string& out) {
   if (step_ == 0 && kind == static_cast<std::uint8_t>(ControlKind::hello)) {
-    if (value.size() != 1 + kNonceSize || (value[0] != kBySecret && value[0] != kByMunge))
+    if (value.size() < 1 + kNonceSize || value[0] < kBySecret || value[0] > kByKey)
       return fail(Code::unsupported, "a handshake of another version");
-    if (value[0] != prover_.method()) return fail(Code::invalid, prover_.remedy());
-    other_nonce_ = value.substr(1);
+    const Bytes name = value.substr(1 + kNonceSize);
+    if (value[0] == kByKey) {
+      TRY_LET(found, prover_.for_key(name));
+      named_ = std::move(found);
+    } else if (!name.empty()) {
+      return fail(Code::unsupported, "a handshake of another version");
+    }
+    if (value[0] != checker().method()) return fail(Code::invalid, prover_.remedy());
+    other_nonce_ = value.substr(1, kNonceSize);
     if (same(other_nonce_, nonce_)) return fail(Code::invalid, "that is our own nonce");
-    TRY_LET(proof, prover_.prove(statement(Side::answerer)));
+    TRY_LET(proof, checker().prove(statement(Side::answerer)));
     step_ = 1;
     wire::encode_control(out, FrameType::control_reply, ControlKind::hello, request, Code::ok, {}, nonce_ + proof);
     return false;
   }
   if (step_ == 1 && kind == static_cast<std::uint8_t>(ControlKind::prove)) {
-    TRY(prover_.check(statement(Side::asker), value));
+    TRY(checker().check(statement(Side::asker), value));
     step_ = 2;
     wire::encode_control(out, FrameType::control_reply, ControlKind::prove, request, Code::ok, {}, {});
     return true;

@@ -33,6 +33,8 @@ class Handshake {
   // follows in `in` is not its own. invalid: the other end does not know the secret, or has none, or munge speaks for
   // somebody else; unsupported, invalid: that was no handshake; unavailable: munged does not answer.
   base::Result<bool> take(base::Bytes in, std::size_t& used, std::string& out);
+  // Of an answerer, once both are proven: what the asker may.
+  Role role() const { return named_ ? role_of_key(named_->key_name()) : Role::node; }
 
  private:
   base::Result<bool> ask(base::Bytes reply_value, std::string& out);
@@ -41,6 +43,8 @@ class Handshake {
 
   const Side side_;
   const Prover& prover_;
+  std::shared_ptr<const Prover> named_;  // of an answerer: the key that the asker says it has
+  const Prover& checker() const { return named_ ? *named_ : prover_; }
   const std::string binding_, nonce_;
   std::string other_nonce_;
   int step_ = 0;

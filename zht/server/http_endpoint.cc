@@ -93,13 +93,14 @@ HttpParse parse_http(std::string_view bytes, HttpRequest& request) {
 
 struct HttpEndpoint::Connection final : net::Ready {
   Connection(HttpEndpoint& e, std::uint64_t n, int d) : endpoint(e), number(n), descriptor(d) {
-    if (e.tls_) tls.emplace(e.tls_, d);
+    secured = static_cast<bool>(e.tls_);
   }
   ~Connection() override { ::close(descriptor); }
   void on_ready(std::uint32_t events) override { endpoint.on_connection(*this, events); }
   HttpEndpoint& endpoint;
   const std::uint64_t number;
   const int descriptor;
+  bool secured = false;  // bytes go through `tls`, which is there from the first ones on
   std::optional<net::TlsSocket> tls;
   std::string in, out;
   std::size_t sent = 0;
@@ -111,16 +112,9 @@ struct HttpEndpoint::Connection final : net::Ready {
   std::uint32_t interest = EPOLLIN;
 };
 
-struct HttpEndpoint::Listener final : net::Ready {
-  Listener(HttpEndpoint& e, int d) : endpoint(e), descriptor(d) {}
-  ~Listener() override { ::close(descriptor); }
-  void on_ready(std::uint32_t) override { endpoint.accept(); }
-  HttpEndpoint& endpoint;
-  const int descriptor;
-};
-
 HttpEndpoint::HttpEndpoint(net::EventLoop& loop, Handler handler, net::TlsPort tls, HttpLimits limits)
-    : loop_(loop), handler_(std::move(handler)), tls_(std::move(tls)), limits_(limits), self_(std::make_shared<HttpEndpoint*>(this)) {
+    : loop_(loop), handler_(std::move(handler)), tls_(std::move(tls)), limits_(limits), all_(limits.connections),
+      self_(std::make_shared<HttpEndpoint*>(this)) {
   loop_.every(std::chrono::milliseconds(500), [weak = std::weak_ptr<HttpEndpoint*>(self_)] {
     if (const auto self = weak.lock()) (*self)->look(Clock::now());
   });
@@ -128,36 +122,30 @@ HttpEndpoint::HttpEndpoint(net::EventLoop& loop, Handler handler, net::TlsPort t
 
 HttpEndpoint::~HttpEndpoint() {
   for (auto& [number, connection] : connections_) loop_.remove(connection->descriptor, *connection);
-  if (listener_) loop_.remove(listener_->descriptor, *listener_);
 }
 
 base::Result<std::string> HttpEndpoint::listen(const std::string& address) {
   TRY_LET(listening, net::listen_tcp(address));
-  listener_ = std::make_unique<Listener>(*this, listening.descriptor);
-  TRY(loop_.add(listening.descriptor, EPOLLIN, *listener_));
-  return listening.address;
+  const std::string got = listening.address;
+  listener_ = std::make_unique<net::Acceptor>(loop_, std::move(listening), [this](int descriptor) { take(descriptor); });
+  TRY(listener_->begin());
+  return got;
 }
 
-void HttpEndpoint::accept() {
-  while (true) {
-    const int descriptor = ::accept4(listener_->descriptor, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
-    if (descriptor < 0) return;
-    if (connections_.size() >= limits_.connections) {
-      const auto longest = std::min_element(connections_.begin(), connections_.end(), [](const auto& a, const auto& b) {
-        return a.second->since < b.second->since;
-      });
-      close(longest->first);
-    }
-    auto connection = std::make_unique<Connection>(*this, next_++, descriptor);
-    if (loop_.add(descriptor, EPOLLIN, *connection)) connections_.emplace(connection->number, std::move(connection));
-  }
+void HttpEndpoint::take(int descriptor) {
+  if (const auto victim = all_.in_the_way()) close(*victim);
+  auto connection = std::make_unique<Connection>(*this, next_++, descriptor);
+  if (!loop_.add(descriptor, EPOLLIN, *connection)) return;
+  all_.add(connection->number, Clock::now());
+  connections_.emplace(connection->number, std::move(connection));
 }
 
 void HttpEndpoint::on_connection(Connection& connection, std::uint32_t events) {
   if (events & EPOLLOUT) return flush(connection);
   std::string buffer(4096, '\0'), plain;
   const bool first = connection.in.empty() && !connection.waiting && connection.out.empty();
-  if (connection.tls) {
+  if (connection.secured) {
+    if (!connection.tls) connection.tls.emplace(tls_, connection.descriptor);  // it says something
     using Read = net::TlsSocket::Read;
     const auto read = connection.tls->read(buffer, plain);
     if (read == Read::nothing) return;
@@ -179,6 +167,7 @@ void HttpEndpoint::on_connection(Connection& connection, std::uint32_t events) {
 // In plain words, to one who cannot be served.
 void HttpEndpoint::refuse(Connection& connection, const char* why) {
   connection.tls.reset();
+  connection.secured = false;
   connection.keep_alive = false;
   reply(connection, {400, "text/plain", std::string(why) + "\n"});
 }
@@ -293,6 +282,7 @@ void HttpEndpoint::close(std::uint64_t number) {
   const auto found = connections_.find(number);
   if (found == connections_.end()) return;
   loop_.remove(found->second->descriptor, *found->second);
+  all_.remove(number);
   closed_.push_back(std::move(found->second));
   connections_.erase(found);
 }

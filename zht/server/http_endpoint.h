@@ -1,6 +1,6 @@
 // Answers GET requests, for those who watch the node: Prometheus, a load balancer, curl. On an event loop that does
 // other work, so everything about a request is bounded: 8 KiB, ten seconds to say it and ten to read the answer, 64
-// connections (the longest idle makes way). Our own two hundred lines instead of a library: cpp-httplib gives each
+// connections (one makes way: Unproven). Our own two hundred lines instead of a library: cpp-httplib gives each
 // connection a thread for as long as it likes to be slow, and reads headers without end.
 //
 //   HttpEndpoint http(loop, [](const std::string& path, const std::string& bearer, HttpEndpoint::Answer answer) { answer({200, "text/plain",
@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "novoht/base/result.h"
+#include "zht/net/acceptor.h"
 #include "zht/net/event_loop.h"
 #include "zht/net/tls_socket.h"
 
@@ -48,10 +49,9 @@ class HttpEndpoint {
 
  private:
   struct Connection;
-  struct Listener;
   using Clock = std::chrono::steady_clock;
 
-  void accept();
+  void take(int descriptor);
   void on_connection(Connection& connection, std::uint32_t events);
   void take_request(Connection& connection);
   void reply(Connection& connection, const HttpReply& reply);
@@ -65,7 +65,8 @@ class HttpEndpoint {
   const Handler handler_;
   const net::TlsPort tls_;
   const HttpLimits limits_;
-  std::unique_ptr<Listener> listener_;
+  std::unique_ptr<net::Acceptor> listener_;
+  net::Unproven all_;  // nobody is anybody here
   std::unordered_map<std::uint64_t, std::unique_ptr<Connection>> connections_;
   std::vector<std::unique_ptr<Connection>> closed_;  // their code may still be on the stack
   std::uint64_t next_ = 1;

@@ -146,6 +146,7 @@ std::string metrics_text(const wire::Status& status) {
   per_node("zht_node_leads", "partitions it leads", [](const N& n) { return n.leads(); });
   per_node("zht_node_copies", "synchronous copies it has", [](const N& n) { return n.copies(); });
   per_node("zht_node_learns", "copies it has that are not synchronous", [](const N& n) { return n.learns(); });
+  text.one("zht_disk_full", "gauge", "1: the disk of the data folder is nearly full, or failed", status.no_room().empty() ? 0 : 1);
   text.one("zht_resp_connections", "gauge", "connections of Redis clients",
            static_cast<double>(status.resp_connections()));
   text.one("zht_resp_commands_total", "counter", "commands of Redis clients",
@@ -162,6 +163,7 @@ std::string metrics_text(const wire::Status& status) {
 
 std::string what_ails(const wire::Status& status) {
   std::string out;
+  if (!status.no_room().empty()) out += status.no_room() + ": " + status.data_folder() + "\n";
   for (const InstanceStatus& instance : status.instances())
     if (!instance.failure().empty())
       out += "instance " + std::to_string(instance.id()) + " only reads: " + instance.failure() + "\n";

@@ -1,8 +1,10 @@
 #include "zht/server/node.h"
 
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <thread>
 
 #include "zht/client/network_client.h"
@@ -11,6 +13,8 @@
 #include "zht/server/mapped_files.h"
 #include "zht/server/no_files.h"
 #include "zht/server/node_parts.h"
+#include "zht/server/own_secret.h"
+#include "zht/server/served.h"
 #include "zht/support/paths.h"
 
 namespace zht::server {
@@ -48,14 +52,20 @@ Node::~Node() {
   parts_->pool.join();  // a sync under way holds on to its store
   for (auto& instance : parts_->instances) instance->stop();
   parts_->cluster.reset();
+  if (!parts_->homeless_secret.empty()) ::unlink(parts_->homeless_secret.c_str());
   parts_->lock.reset();  // clients of this process may hold the rest for longer
 }
 
 Result<security::Opener> credentials_of(const Settings& settings) {
   const std::string folder = settings.in_memory ? std::string() : settings.data;
   // A node inside a program is told as a client is: by the environment.
-  if (settings.embedded) return security::credentials_from_environment(folder);
-  return security::load_credentials(settings.secret_file, {settings.tls_certificate, settings.tls_key, settings.tls_ca}, folder);
+  if (settings.embedded) return security::credentials_from_environment(security::End::node, folder);
+  return security::load_credentials(security::End::node, settings.secret_file, {settings.tls_certificate, settings.tls_key, settings.tls_ca}, folder);
+}
+
+bool says_none(const Settings& settings) {
+  const char* said = std::getenv("ZHT_SECRET_FILE");
+  return settings.embedded ? said != nullptr && std::string_view(said) == "none" : settings.secret_file == "none";
 }
 
 Result<std::unique_ptr<Node>> Node::start(const Settings& settings, const Procedures& procedures, std::unique_ptr<Witness> witness,
@@ -87,7 +97,10 @@ Result<std::unique_ptr<Node>> Node::start(const Settings& settings, const Proced
     }
     parts.lock.emplace(std::move(*lock));
   }
-  TRY_LET(opener, credentials_of(settings));
+  if (settings.listen.empty() && !settings.in_memory && is_member(settings.data))
+    return fail(Code::invalid, "the node in ", settings.data, " belongs to a cluster, which reaches it by TCP: start it with --listen and the "
+                "address it had (zht members --cluster ANOTHER shows it)");
+  TRY_LET(opener, find_or_make_credentials(settings, parts.homeless_secret));
   parts.opener = std::move(opener);
   parts.services.emplace(settings.data);
   TRY(parts.listen_as_manager());  // who may not, or cannot, takes no number of a cluster
@@ -106,6 +119,7 @@ Result<std::unique_ptr<Node>> Node::start(const Settings& settings, const Proced
   TRY(parts.open_instances(procedures));
   TRY(parts.listen());
   parts.introduce();
+  parts.tell_tools();
   parts.settle();
   for (auto& instance : parts.instances) instance->run();
   // The manager's socket last: who reaches it finds everything else serving.

@@ -52,7 +52,7 @@ struct Settings {
   std::string secret_file;                 // the cluster's secret; empty: `data`/secret, if there is one; "none": none
   std::string tls_certificate, tls_key, tls_ca;  // PEM files; all three, or none: no TLS
   std::string resp_tls = "auto", http_tls = "auto";  // auto (mutual where there is TLS), mutual, server, off
-  bool insecure = false;                   // listen beyond loopback although nothing authenticates
+  bool insecure = false;                   // listen although nothing authenticates callers
 
   // For a node inside a program (zht/node.h), which owns its own life: it keeps no services and no request stops it.
   bool embedded = false;
@@ -65,8 +65,10 @@ struct Settings {
 void add_settings(support::Config& config, Settings& settings);
 // A configuration file with every setting at its default and what there is to know of it: the manual.
 std::string_view example_config();
-// What the node's connections prove, as its settings have it. Errors as security::load_credentials.
+// What the node's connections prove, as its settings have it; null: nothing (own_secret.h: what comes of that). Errors as
+// security::load_credentials.
 base::Result<security::Opener> credentials_of(const Settings& settings);
+bool says_none(const Settings& settings);  // "none" stands in the place of a secret's file
 // invalid: a value that can never work, and what can.
 base::Result<void> check_settings(const Settings& settings);
 

@@ -1,6 +1,7 @@
 #include "zht/server/node_parts.h"
 
 #include "zht/server/metrics.h"
+#include "zht/server/own_secret.h"
 #include "zht/support/paths.h"
 
 // Where a node can be reached: by nodes and clients, by Redis clients, over HTTP.
@@ -12,17 +13,18 @@ using base::Result;
 
 namespace {
 
-bool is_loopback(const std::string& host) {
-  return host == "localhost" || host == "::1" || host.rfind("127.", 0) == 0;
-}
-
-// An address to listen on; refused where it would be open to a network and nothing authenticates who comes from there.
+// An address to listen on; refused where nothing authenticates who comes to it, be it from this machine alone.
 Result<std::pair<std::string, std::uint16_t>> allowed_address(const std::string& text, bool authenticated, bool insecure) {
   TRY_LET(address, net::parse_address(text));
-  if (!is_loopback(address.first) && !authenticated && !insecure)
-    return fail(Code::invalid, "listening on ", text,
-                " would let anyone on the network in, unauthenticated; make a cluster secret (zht secret new), have munge vouch "
-                "(--secret-file munge), give TLS files (tls_certificate, tls_key, tls_ca), use a loopback address, or --insecure");
+  if (!authenticated && !insecure)
+    return fail(Code::invalid, "listening on ", text, " would let in anyone who reaches the port",
+                is_loopback(address.first) ? " (every user of this machine)" : "",
+                ", unauthenticated; leave secret_file out, and a secret is made (zht secret --help), have munge vouch (--secret-file munge), "
+                "give TLS files (tls_certificate, tls_key, tls_ca), or --insecure");
+  if (!authenticated)
+    logger().warn("insecure: whoever reaches this port can read and change every key, end the node, and, as a node of the cluster would, "
+                  "take its partitions away",
+                  {{"address", text}, {"who", is_loopback(address.first) ? "every user of this machine" : "the network"}});
   return address;
 }
 
@@ -86,6 +88,14 @@ Result<void> Node::Parts::listen() {
   return {};
 }
 
+void Node::Parts::tell_tools() const {
+  std::vector<std::string> where;
+  if (!tcp.empty()) where = {tcp, reachable(tcp)};
+  for (const wire::Instance& one : own)
+    if (!one.tcp().empty()) where.push_back(one.tcp());
+  if (!where.empty()) server::tell_tools(opener, where, identity.cluster);
+}
+
 // How a port that is not for frames speaks TLS; `kind` is a setting's word.
 net::TlsPort Node::Parts::tls_port(const std::string& kind) const {
   if (!opener || !opener->tls || kind == "off") return {};
@@ -107,6 +117,10 @@ Result<void> Node::Parts::listen_for_redis(Node& node) {
       settings.max_connections, security::prover_of(opener), tls);
   TRY_LET(bound, redis->listen(settings.resp));
   resp_address = bound;
+  if (settings.unix_sockets) {
+    TRY_LET(path, support::socket_path(settings.data, "resp.sock"));
+    TRY(redis->listen_unix(path));
+  }
   redis->run();
   return {};
 }
@@ -114,7 +128,10 @@ Result<void> Node::Parts::listen_for_redis(Node& node) {
 // Off unless asked for: a port is the machine's, and a node is often just one user's.
 Result<void> Node::Parts::listen_for_http() {
   const net::TlsPort tls = tls_port(settings.http_tls);
-  TRY_LET(where, allowed_address(settings.http, security::prover_of(opener) != nullptr || (tls && tls.certificates), settings.insecure));
+  TRY_LET(where, net::parse_address(settings.http));
+  // Figures, and no keys: on loopback for every user of the machine.
+  if (!is_loopback(where.first))
+    TRY(allowed_address(settings.http, security::prover_of(opener) != nullptr || (tls && tls.certificates), settings.insecure));
   // Of a port that others than this machine's users reach, the figures are for who has the token.
   const bool asks = security::prover_of(opener) != nullptr && !is_loopback(where.first);
   const auto admits = [this](const std::string& bearer) {

@@ -10,11 +10,33 @@ using base::Result;
 
 namespace {
 constexpr std::size_t kMostJoining = 1000;  // at once
+
+// What a caller must be to ask that; what is not named, any may ask.
+security::Role role_for(wire::ControlKind kind) {
+  switch (kind) {
+    case wire::ControlKind::join:
+    case wire::ControlKind::exited:
+    case wire::ControlKind::claim: return security::Role::node;
+    case wire::ControlKind::stop:
+    case wire::ControlKind::services_changed:
+    case wire::ControlKind::leave:
+    case wire::ControlKind::migrate:
+    case wire::ControlKind::recover: return security::Role::admin;
+    default: return security::Role::client;
+  }
 }
 
+}  // namespace
+
 void Node::Parts::on_frame(net::ConnectionNumber from, const wire::Frame& frame, std::string& out) {
-  if (!before.empty()) return on_frame_before(frame, out);
   const auto kind = static_cast<wire::ControlKind>(frame.op);
+  if (frame.type == wire::FrameType::control_request && endpoint->role(from) < role_for(kind))
+    return wire::encode_control(out, wire::FrameType::control_reply, kind, frame.request, Code::invalid,
+                                role_for(kind) == security::Role::node
+                                    ? "only nodes of the cluster may ask that: it takes the secret itself"
+                                    : "a client's key does not do for that: it takes the cluster's secret, or its admin key",
+                                {});
+  if (!before.empty()) return on_frame_before(frame, out);
   const auto reply = [&](Code code, Bytes message, Bytes body) {
     wire::encode_control(out, wire::FrameType::control_reply, kind, frame.request, code, message, body);
   };

@@ -49,6 +49,7 @@ void Node::Parts::gather(std::function<void(const wire::Status&)> deliver) {
   message.set_manager_unix(unix_path);
   message.set_resp(resp_address);
   message.set_http(http_address);
+  message.set_no_room(no_room);
   if (redis) {
     const resp::Gateway::Counts counts = redis->counts();
     message.set_resp_connections(counts.connections);

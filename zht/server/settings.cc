@@ -23,7 +23,7 @@ void add_settings(support::Config& config, Settings& settings) {
   const char* const kinds = "auto: as `listen`; mutual: callers show a certificate; server: they need none; off: no TLS";
   config.add_choice("resp_tls", settings.resp_tls, {"auto", "mutual", "server", "off"}, kinds, "ZHT_RESP_TLS");
   config.add_choice("http_tls", settings.http_tls, {"auto", "mutual", "server", "off"}, kinds, "ZHT_HTTP_TLS");
-  config.add("insecure", settings.insecure, "listen beyond loopback although nothing authenticates the callers");
+  config.add("insecure", settings.insecure, "listen although nothing authenticates callers: whoever reaches a port may do everything");
   config.add("instances", settings.instances, 0, 1024, "threads that serve; 0: what the data folder has, one per core when new");
   config.add("partitions", settings.partitions, 0, 1u << 20, "slices of the ring, fixed for good; 0: what the data folder has, 1024 when new");
   config.add("join", settings.join, "host:port of nodes of the cluster to belong to (a new data folder; later starts know)", "ZHT_JOIN");
@@ -95,9 +95,11 @@ http = ""
 udp = true
 
 # The cluster's secret, a file that its owner alone can read: whoever connects over TCP, node or client, proves that he knows
-# it, and is shown that the node does (zht secret --help). Empty: `secret` in the data folder, if it is there. "none": no
-# secret. "munge" (or "munge:SOCKET"): munged, which all machines of the cluster run with one key, vouches for who connects: the
-# node's user, and root. Redis clients give the secret, or what `munge -s zht` prints, by AUTH; there are no datagrams.
+# it, or has a key made of it, and is shown that the node does (zht secret --help). Empty: `secret` in the data folder; it is made
+# where there is none and the node listens, and this user's tools on this machine find it. "none": no secret, which takes
+# `insecure`. "munge" (or "munge:SOCKET"): munged, which all machines of the cluster run with one key, vouches for who connects: the
+# node's user, and root. Redis clients say what `zht secret show` (or `munge -s zht`) prints, by AUTH; at resp.sock in the data
+# folder nothing. There are no datagrams.
 # $ZHT_SECRET_FILE, --secret-file
 secret_file = ""
 
@@ -114,8 +116,9 @@ tls_ca = ""
 resp_tls = "auto"
 http_tls = "auto"
 
-# Without a secret or TLS with certificates of both sides, `listen`, `resp` and `http` may name loopback addresses only, unless
-# this is true: then whoever reaches the port can read and change everything. --insecure
+# Without a secret or TLS with certificates of both sides no port is opened, on loopback neither, unless this is true: then whoever
+# reaches the port, every user of this machine at least, can read and change every key, run tasks as the node's user where MATRIX is
+# used, end the node, and speak to the others as a node of the cluster does. --insecure
 insecure = false
 
 # --- the cluster ---

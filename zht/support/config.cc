@@ -252,4 +252,14 @@ std::string Config::text() const {
   return out;
 }
 
+std::string Config::set_text(const std::vector<std::string>& without) const {
+  std::string out;
+  for (const Item& item : items_) {
+    if (item.origin == "default" || std::find(without.begin(), without.end(), item.key) != without.end()) continue;
+    const std::string value = item.print();
+    out += item.key + " = " + (item.quoted ? quote(value) : value) + "\n";
+  }
+  return out;
+}
+
 }  // namespace support

@@ -37,6 +37,8 @@ class Config {
   base::Result<void> load_environment();
   base::Result<void> set(const std::string& key, const std::string& value, const std::string& origin);
   std::string text() const;  // with origins; can be loaded again
+  // The same of what was set, by whatever, but for the settings `without`; no comments.
+  std::string set_text(const std::vector<std::string>& without) const;
   std::string origin_of(const std::string& key) const;
 
  private:

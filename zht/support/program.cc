@@ -1,12 +1,16 @@
 #include "zht/support/program.h"
 
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <cstdlib>
 #include <iostream>
 
 #include "zht/support/config.h"
 #include "zht/support/log.h"
 #include "zht/support/output.h"
+#include "zht/support/paths.h"
 
 namespace support {
 namespace {
@@ -17,7 +21,7 @@ bool takes_value(const std::string& flag) { return flag == "--cluster" || flag =
 void add_common(CLI::App& app, CommonFlags& common) {
   const std::string group = "Common options";
   app.add_option("--cluster", common.cluster,
-                 "host:port[,host:port...] or a file of them; default $ZHT_CLUSTER, else the local node")
+                 "host:port[,host:port...] or a file of them; default $ZHT_CLUSTER (unless --data is given), else the local node")
       ->group(group);
   app.add_option("--data", common.data, "data folder of the local node; default $ZHT_DATA, else ~/.local/share/zht")
       ->group(group);
@@ -82,9 +86,23 @@ CLI::Option* add_parsed(CLI::App& app, const std::string& name, Value& to, const
 
 }  // namespace
 
+std::string CommonFlags::named_cluster() const {
+  const char* set = std::getenv("ZHT_CLUSTER");
+  return cluster.empty() && data.empty() && set != nullptr ? set : cluster;
+}
+
+zht::ClientOptions CommonFlags::looking_options() const {
+  zht::ClientOptions options = client_options();
+  const char* set = std::getenv("ZHT_DATA");
+  if (data.empty() && (set == nullptr || *set == '\0')) return options;
+  const auto folder = data_folder(data);
+  if (folder && access((*folder + "/node.json").c_str(), F_OK) != 0) options.start_node = false;
+  return options;
+}
+
 zht::ClientOptions CommonFlags::client_options() const {
   zht::ClientOptions options;
-  options.cluster = cluster;
+  options.cluster = named_cluster();
   options.data_folder = data;
   if (timeout.count() > 0) options.timeout = timeout;
   options.quiet = quiet;

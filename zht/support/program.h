@@ -38,7 +38,13 @@ struct CommonFlags {
   bool json = false;
   bool quiet = false;
   int verbosity = 0;  // how many -v: 1 info, 2 debug
+  // The cluster that is meant: --cluster, else, unless --data names a node's folder, $ZHT_CLUSTER; empty: the local node. What was
+  // said on the command line wins over the environment.
+  std::string named_cluster() const;
   zht::ClientOptions client_options() const;
+  // The same for what only looks: a folder that was named and in which no node has ever been is a mistyped one, and no node is
+  // started in it.
+  zht::ClientOptions looking_options() const;
 };
 
 class Verb {

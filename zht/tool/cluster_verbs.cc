@@ -1,8 +1,11 @@
 #include "zht/tool/cluster_verbs.h"
 
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <iostream>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -48,11 +51,27 @@ bool is_missed(const wire::ClusterStatus& before, const security::Opener& opener
   return false;
 }
 
-Result<void> leave(const support::Program& program) {
+// Which node that is, as its owner knows it.
+std::string name_of(const wire::Status& status) {
+  return "node " + std::to_string(status.cluster().node()) + (status.manager_tcp().empty() ? "" : " at " + status.manager_tcp()) + " (data in " +
+         status.data_folder() + ")";
+}
+
+Result<void> leave(const support::Program& program, bool yes) {
   TRY_LET(addresses, managers(program));
+  if (addresses.size() > 1)
+    return fail(Code::invalid, addresses.size(), " nodes are named (", program.common().cluster.empty() ? "$ZHT_CLUSTER" : "--cluster",
+                "); say which one is to leave: --data FOLDER, or --cluster with its address alone");
   TRY_LET(last, client::fetch_status(addresses.front(), patience(program, 5s)));  // who else is there, and what it has
+  if (!yes) {
+    if (::isatty(STDIN_FILENO) == 0)
+      return fail(Code::invalid, name_of(last), " would be emptied and ended; say --yes to do it without being asked");
+    std::cerr << "Empty " << name_of(last) << " onto the others, and end it? Type yes: " << std::flush;
+    std::string word;
+    if (!std::getline(std::cin, word) || word != "yes") return fail(Code::invalid, "nothing was done");
+  }
   TRY(client::ask_to_leave(addresses.front(), patience(program, 5s)));
-  if (!program.common().quiet) std::cerr << "zht: the node is being emptied; it goes on with that should this be interrupted\n";
+  if (!program.common().quiet) std::cerr << "zht: " << name_of(last) << " is being emptied; it goes on with that should this be interrupted\n";
   const auto limit = std::chrono::steady_clock::now() + patience(program, 600s);
   for (int silent = 0; silent < 3;) {
     if (std::chrono::steady_clock::now() > limit)
@@ -62,9 +81,7 @@ Result<void> leave(const support::Program& program) {
     silent = status ? 0 : silent + 1;
     if (status) last = *std::move(status);
   }
-  TRY_LET(folder, support::data_folder(program.common().data));
-  TRY_LET(opener, security::credentials_from_environment(folder));
-  if (is_missed(last.cluster(), opener))
+  if (is_missed(last.cluster(), addresses.front().opener))
     return fail(Code::unavailable, "node ", last.cluster().node(), " ended before it was empty; start it and have it leave again");
   if (!program.common().quiet) std::cerr << "zht: the node has left\n";
   return {};
@@ -173,10 +190,11 @@ void print_cluster(const wire::ClusterStatus& cluster) {
 }
 
 void add_cluster_verbs(support::Program& program) {
-  program
-      .verb("leave", "Empties the node onto the others, then ends it. Waits for that.",
-            {"zht leave --data /var/lib/zht", "zht leave --cluster 10.0.0.7:5470"})
-      .action([&program] { return leave(program); });
+  auto yes = std::make_shared<bool>(false);
+  auto& leaving = program.verb("leave", "Empties the node onto the others, then ends it. Names it and asks first, then waits.",
+                               {"zht leave --data /var/lib/zht", "zht leave --cluster 10.0.0.7:5470 --yes"});
+  leaving.options().add_flag("--yes", *yes, "do not ask");
+  leaving.action([&program, yes] { return leave(program, *yes); });
   auto wanted = std::make_shared<Migration>();
   auto& verb = program.verb("migrate", "Moves partitions to another instance while they are in use.",
                             {"zht migrate 17 --to 1024", "zht migrate --from 0 --to 2048 --watch"});

@@ -36,7 +36,8 @@ std::shared_ptr<Request> add_key(CLI::App& app) {
 
 // One operation, its errors about its key.
 Result<Outcome> run(support::Program& program, Operation operation, Millis timeout = {}) {
-  TRY_LET(client, connect(program.common().client_options()));
+  const bool looks = operation.kind == OpKind::lookup || operation.kind == OpKind::callback;
+  TRY_LET(client, connect(looks ? program.common().looking_options() : program.common().client_options()));
   const std::string key = operation.key;
   Outcome outcome = client->call(std::move(operation), timeout);
   if (!outcome.ok()) {
@@ -227,7 +228,7 @@ void add_callback(support::Program& program) {
     if (int{request->changed} + int{equals} + int{request->present} + int{request->absent} + int{after} > 1)
       return fail(Code::invalid,
                   "more than one condition is given; leave one of --changed, --equals, --present, --absent, --after");
-    TRY_LET(client, connect(program.common().client_options()));
+    TRY_LET(client, connect(program.common().looking_options()));
     Condition condition = Condition::after_version(request->after);
     if (equals)
       condition = Condition::equals(request->equals);
@@ -290,7 +291,7 @@ void add_scan(support::Program& program) {
   verb.options().add_option("--partition", options->partition, "only this partition");
   verb.options().add_flag("--count", options->count, "only how many");
   verb.action([&program, options]() -> Result<void> {
-    TRY_LET(client, connect(program.common().client_options()));
+    TRY_LET(client, connect(program.common().looking_options()));
     std::uint32_t first = 0, last = client->partition_count();
     // A whole tag in the prefix says where all such keys are.
     if (hash_tag(options->prefix).size() != options->prefix.size())

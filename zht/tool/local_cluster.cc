@@ -346,9 +346,10 @@ Result<int> status(const support::Program& program, const std::string& dir) {
     if (pid) {
       const auto manager = client::manager_of(node.folder);
       const auto told = manager ? client::fetch_status(*manager, patience(program, 3s)) : Result<wire::Status>(manager.error());
-      state = told ? "serves" : "does not answer";
+      // One that listens elsewhere, or nowhere, is cut off from the others.
+      state = !told ? "does not answer" : told->manager_tcp() == node.address ? "serves" : "serves, but not at its address";
       if (told) {
-        well++;
+        well += state == "serves";
         for (const auto& instance : told->instances()) keys += instance.keys();
       }
     }

@@ -3,6 +3,7 @@
 #include "zht/client/control.h"
 #include "zht/client/local_node.h"
 #include "zht/server/node.h"
+#include "zht/server/served.h"
 #include "zht/support/config.h"
 #include "zht/support/paths.h"
 #include "zht/support/process.h"
@@ -29,6 +30,7 @@ Result<std::unique_ptr<LocalServer>> LocalServer::start(const std::string& data_
   server::add_settings(config, settings);
   TRY(config.load_environment());
   TRY_LET(folder, support::absolute_path(data_folder));
+  TRY_LET(served_before, server::recall_served(config, folder));
   settings.data = folder;
   settings.mapped = true;  // most rounds hold one caller's change: the write(2) would be half of it
   TRY(support::make_private_folder(folder));
@@ -39,6 +41,7 @@ Result<std::unique_ptr<LocalServer>> LocalServer::start(const std::string& data_
   tool::add_all_procedures(local->procedures_);
   TRY_LET(node, server::Node::start(settings, local->procedures_));
   local->node_ = std::move(node);
+  if (!served_before) TRY(server::remember_served(config, folder));
   local->thread_ = std::thread([server = local.get()] {
     server->node_->run();
     const std::lock_guard lock(server->mutex_);

@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 
+#include "zht/client/known_secrets.h"
 #include "zht/client/local_node.h"
 #include "zht/support/paths.h"
 #include "zht/support/process.h"
@@ -12,18 +13,13 @@ Millis patience(const support::Program& program, Millis otherwise) {
   return program.common().timeout.count() > 0 ? program.common().timeout : otherwise;
 }
 
-// --cluster or $ZHT_CLUSTER; none: the local node's manager.
+// What CommonFlags::named_cluster() says; none: the local node's manager.
 Result<std::vector<client::Address>> managers(const support::Program& program) {
-  std::string cluster = program.common().cluster;
-  if (cluster.empty())
-    if (const char* set = std::getenv("ZHT_CLUSTER"); set != nullptr) cluster = set;
+  const std::string cluster = program.common().named_cluster();
   TRY_LET(folder, support::data_folder(program.common().data));
-  if (!cluster.empty()) {
-    TRY_LET(opener, security::credentials_from_environment(folder));
-    return client::parse_cluster(cluster, opener);
-  }
+  if (!cluster.empty()) return client::find_cluster(cluster, folder);
   if (!support::held_by(folder + "/node.lock"))
-    return fail(Code::unavailable, "no node runs in ", folder, "; start one with: zht serve --background");
+    return fail(Code::unavailable, "no node runs in ", folder, "; start one with: zht serve --background --data ", folder);
   TRY_LET(manager, client::manager_of(folder));
   return std::vector<client::Address>{manager};
 }

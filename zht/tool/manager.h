@@ -9,7 +9,7 @@
 
 namespace zht::tool {
 
-// --cluster or $ZHT_CLUSTER; none: the local node's manager. unavailable: no node runs.
+// Of CommonFlags::named_cluster(); none: the local node's manager. unavailable: no node runs.
 Result<std::vector<client::Address>> managers(const support::Program& program);
 // The status of the first manager that answers.
 Result<wire::Status> status_of(const std::vector<client::Address>& addresses, Millis timeout);

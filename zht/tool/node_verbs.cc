@@ -75,6 +75,7 @@ json status_json(const wire::Status& status) {
           {"resident_bytes", status.resident_bytes()},
           {"disk_bytes", disk},
           {"operations", operations},
+          {"no_room", status.no_room()},
           {"cluster", cluster_json(status.cluster())},
           {"instances", std::move(instances)},
           {"services", std::move(services)}};
@@ -88,6 +89,8 @@ void print_status(const wire::Status& status) {
             << (status.manager_tcp().empty() ? "" : " and " + status.manager_tcp())
             << (status.resp().empty() ? "" : ", redis clients " + status.resp())
             << (status.http().empty() ? "" : ", metrics http://" + status.http() + "/metrics") << "\n";
+  if (!status.no_room().empty())
+    std::cout << "NO ROOM: " << status.no_room() << "; the node takes no new copies, and changes fail when it is full\n";
   print_cluster(status.cluster());
   if (status.cluster().nodes_size() > 1) {
     print_nodes(status.cluster());

@@ -167,9 +167,7 @@ Result<void> Recovery::ask_all(const wire::RecoverRequest& request, std::set<std
 Result<void> Recovery::look() {
   TRY_LET(addresses, managers(program_));
   addresses_ = std::move(addresses);
-  TRY_LET(folder, support::data_folder(program_.common().data));
-  TRY_LET(opener, security::credentials_from_environment(folder));
-  opener_ = std::move(opener);
+  opener_ = addresses_.front().opener;
   TRY_LET(status, status_of(addresses_, patience(program_, 5s)));
   picture_.partition_count = status.partition_count();
   picture_.keepers = static_cast<std::size_t>(status.cluster().keepers_size());

@@ -10,6 +10,7 @@
 #include "zht/guard.h"
 #include "zht/procedure.h"
 #include "zht/server/node.h"
+#include "zht/server/served.h"
 #include "zht/server/witness.h"
 #include "zht/support/config.h"
 #include "zht/support/log.h"
@@ -23,7 +24,7 @@ namespace {
 struct Flags {
   std::string config_file, listen, resp, http, instances, partitions, durability, sync_interval, max_value_size, secret_file, resp_tls, http_tls;
   std::string join, nodes, advertise, rack, replicas, sync_replicas, failover;
-  bool insecure = false, background = false, print_config = false, example_config = false;
+  bool insecure = false, background = false, as_before = false, print_config = false, example_config = false;
 };
 
 base::Result<int> serve(const support::Program& program, const Flags& flags, const Procedures& procedures) {
@@ -36,6 +37,10 @@ base::Result<int> serve(const support::Program& program, const Flags& flags, con
   server::add_settings(config, settings);
   if (!flags.config_file.empty()) TRY(config.load_file(flags.config_file));
   TRY(config.load_environment());
+  TRY_LET(data, support::data_folder(program.common().data));
+  if (flags.as_before) TRY(server::recall_served(config, data));
+  // A member of a cluster that does not listen is cut off from it: it does as it did, where nothing else is said.
+  else if (flags.listen.empty() && settings.listen.empty() && server::is_member(data)) TRY(server::recall_served(config, data));
   const auto flag = [&](const char* key, const std::string& value) -> base::Result<void> {
     if (value.empty()) return {};
     return config.set(key, value, std::string("--") + key);
@@ -64,7 +69,6 @@ base::Result<int> serve(const support::Program& program, const Flags& flags, con
     std::cout << config.text();
     return 0;
   }
-  TRY_LET(data, support::data_folder(program.common().data));
   settings.data = data;
   if (flags.background) {
     // The node will have another working folder.
@@ -101,6 +105,7 @@ base::Result<int> serve(const support::Program& program, const Flags& flags, con
     pass("--sync-replicas", flags.sync_replicas);
     pass("--failover", flags.failover);
     if (flags.insecure) more.push_back("--insecure");
+    if (flags.as_before) more.push_back("--as-before");
     if (const auto holder = support::held_by(data + "/node.lock"))
       return base::fail(base::Code::conflict, "a node already serves ", data, *holder > 0 ? " (pid " + std::to_string(*holder) + ")" : "",
                         "; stop it with: zht stop --data ", data);
@@ -118,7 +123,15 @@ base::Result<int> serve(const support::Program& program, const Flags& flags, con
   TRY(server::check_settings(settings));
   TRY_LET(witness, server::Witness::start([settings] { return server::credentials_of(settings); }));
   TRY_LET(node, server::Node::start(settings, procedures, std::move(witness), &signals));
-  if (node) node->run(signals);
+  if (!node) return 0;
+  // As another process with another working folder and environment has to be told it.
+  for (std::string* one : {&settings.secret_file, &settings.tls_certificate, &settings.tls_key, &settings.tls_ca}) {
+    TRY_LET(absolute, absolute_credential(*one));
+    *one = absolute;
+  }
+  if (const auto kept = server::remember_served(config, data); !kept)
+    support::Log("zht.serve").warn("who starts this node again will not know how it was served", {{"error", kept.error()}});
+  node->run(signals);
   return 0;
 }
 
@@ -140,7 +153,7 @@ void add_serve(support::Program& program, const Procedures& procedures) {
   app.add_option("--sync-interval", flags->sync_interval, "of durability interval (default 1s)");
   app.add_option("--max-value-size", flags->max_value_size, "of one request (default 16MiB)");
   app.add_option("--secret-file", flags->secret_file,
-                 "the cluster's secret: a file, none or munge (default: `secret` in the data folder; see zht secret)");
+                 "the cluster's secret: a file, none or munge (default: `secret` in the data folder, made where there is none; see zht secret)");
   app.add_option("--resp-tls", flags->resp_tls, "where tls_certificate etc. are set: auto (default: mutual), mutual, server, off");
   app.add_option("--http-tls", flags->http_tls, "the same for /metrics and /healthz");
   app.add_option("--join", flags->join, "host:port of a node of the cluster to belong to (new data folders only)");
@@ -150,7 +163,10 @@ void add_serve(support::Program& program, const Procedures& procedures) {
   app.add_option("--replicas", flags->replicas, "copies of each partition (default 3, as far as there are nodes)");
   app.add_option("--sync-replicas", flags->sync_replicas, "copies that have every acknowledged change (default 2)");
   app.add_option("--failover", flags->failover, "silence after which a copy takes over (default 400ms)");
-  app.add_flag("--insecure", flags->insecure, "listen beyond loopback although nothing authenticates callers");
+  app.add_flag("--insecure", flags->insecure,
+               "make and ask for no secret: whoever reaches a port, every user of this machine at least, may read and change everything");
+  app.add_flag("--as-before", flags->as_before, "as the data folder was served last (served.toml there), whatever the environment says; so do "
+                                                "clients and mounts that start a node which died");
   app.add_flag("--background", flags->background, "return when it serves; its log is node.log in the data folder");
   app.add_flag("--example-config", flags->example_config, "print a configuration file with every setting explained, and stop");
   app.add_flag("--print-config", flags->print_config, "print the settings, where each came from, and stop");

@@ -32,7 +32,7 @@ _SCANNED_AT_ONCE = 64  # partitions
 class Client:
     """A blocking client. Any thread may use it, all at once.
 
-    cluster: "host:port[,host:port...]" or the path of a file of such; None: $ZHT_CLUSTER, else the local node of
+    cluster: "host:port[,host:port...]" or the path of a file of such; None: without `data_folder` $ZHT_CLUSTER, else the local node of
     data_folder (None: $ZHT_DATA, else ~/.local/share/zht), started when none runs unless start is False; quiet: without
     saying so on stderr. timeout: seconds for an operation, retries included. connect_timeout: seconds for a connection.
 

@@ -122,7 +122,7 @@ class Connection:
         options = Options(cluster=_encoded(cluster), data_folder=_encoded(data_folder), timeout_ms=_millis(timeout),
                           connect_timeout_ms=_millis(connect_timeout), no_start=not start, quiet=quiet,
                           max_in_flight=max_in_flight)
-        if start and cluster is None and "ZHT_CLUSTER" not in os.environ:
+        if start and cluster is None and (data_folder is not None or "ZHT_CLUSTER" not in os.environ):
             provide_program()
         handle = ctypes.c_void_p()
         _check(lib.zht_connect(ctypes.byref(options), ctypes.byref(handle)))
