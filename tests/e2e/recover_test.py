@@ -3,9 +3,29 @@
 import os
 import shutil
 
+import frames
 import harness
 from cluster_test import SLOW, Cluster, ClusterCase, Node
 from harness import wait_for
+
+
+def varint(value):
+    out = b""
+    while value > 127:
+        out, value = out + bytes([value & 127 | 128]), value >> 7
+    return out + bytes([value])
+
+
+def number(tag, value):
+    return varint(tag << 3) + varint(value)
+
+
+def field(tag, value):
+    return varint(tag << 3 | 2) + varint(len(value)) + value
+
+
+def member(instance, incarnation):
+    return number(1, instance) + number(2, incarnation)
 
 
 def damage(node):
@@ -99,6 +119,34 @@ class Recover(ClusterCase):
         # One that was given up comes back with all it had: it is given what there is now, and serves nothing older.
         self.bring_back_what_was_kept()
         self.read("new")
+
+    def test_a_cluster_whose_views_were_forged_comes_back(self):
+        """From --insecure nodes' ports anybody can say what a node says: here, that a node which was never there leads everything."""
+        box, self.cluster = self.box, Cluster(self.box, 3, start=False)
+        cluster = self.cluster
+        for node in cluster.nodes:
+            node.options += ("--insecure",)
+            node.start()
+        cluster.use()
+        cluster.wait_until_safe()
+        self.fill("old")
+        wait_for(self.caught_up, "copies with all there is", SLOW)
+        ghost = member(7 * 1024, 1)
+        view = number(1, 1 << 40) + field(2, ghost) + field(3, ghost) + number(5, 1)
+        news = b"".join(field(4, number(1, partition) + field(2, view)) for partition in range(64))
+        which = int.from_bytes(bytes.fromhex(cluster.status()["cluster"]), "little")
+        for to, node in enumerate(cluster.nodes, 1):
+            value = number(1, to % 3 + 1) + number(2, to) + news
+            peer = frames.Peer(node.address)
+            peer.socket.sendall(frames.HEADER.pack(0x3154485A, 1, 7, 0, 0, 0, len(value), 1, which, 0, 0, 0, 0, 0, len(value), 0) + value)
+            peer.close()
+        wait_for(lambda: cluster.status().get("unavailable") == 64, "the forged views to be believed", SLOW)
+        out, _ = box.run("zht", "recover", expect=5)
+        self.assertIn("zht recover --accept-data-loss --gone 8", out)
+        box.run("zht", "recover", "--accept-data-loss", "--gone", "9", "--yes", expect=2)
+        box.run("zht", "recover", "--accept-data-loss", "--gone", "8", "--yes", "--timeout", "90s")
+        cluster.wait_until_safe()
+        self.read("old")
 
     def test_two_of_three_keepers_are_destroyed_and_another_keeps(self):
         box, self.cluster = self.box, Cluster(self.box, 5)

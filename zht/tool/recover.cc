@@ -107,6 +107,7 @@ class Recovery {
   std::string why_not(const Partition& one, const Prognosis& is) const;
   std::string silent_nodes() const;
   Result<void> keep_alone();
+  bool is_named(std::uint64_t node) const;
   Result<bool> confirmed(const std::string& question) const;
   Result<void> wait_for(const std::map<std::uint32_t, std::uint64_t>& before);
   json to_json(std::uint32_t number, const Partition& one) const;
@@ -358,9 +359,17 @@ Result<void> Recovery::keep_alone() {
   return {};
 }
 
+// Whether a partition's view has it, though the cluster never gave anybody that number: the view was forged, and waits for ever.
+bool Recovery::is_named(std::uint64_t node) const {
+  for (const auto& [number, one] : picture_.partitions)
+    for (const replication::Member& member : one.view.sync)
+      if (node_of(member.instance) == node) return true;
+  return false;
+}
+
 Result<int> Recovery::accept() {
   for (std::uint64_t node : flags_.gone) {
-    if (!picture_.nodes.contains(node)) return fail(Code::invalid, "--gone ", node, ": there is no such node; see: zht members");
+    if (!picture_.nodes.contains(node) && !is_named(node)) return fail(Code::invalid, "--gone ", node, ": there is no such node; see: zht members");
     if (picture_.answers(node)) return fail(Code::conflict, picture_.name(node), " was declared gone, and answers");
   }
   const bool kept = picture_.may_decide();
