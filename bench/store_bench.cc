@@ -755,7 +755,9 @@ class Rows {
       std::size_t left = 200'000;
       bench::Latencies ignored;
       Load(target_.tcp, target_.make, 8, 64, data_).run(true, [&]() -> std::optional<std::size_t> {
-        return left-- > 0 ? std::optional(random.below(keys_)) : std::nullopt;
+        if (left == 0) return std::nullopt;
+        --left;
+        return random.below(keys_);
       }, ignored);
     }
     return checkpoints();
