@@ -279,7 +279,7 @@ def copies(arguments):
 
 def redis_copies(arguments):
     seconds, threads = ("0.3", "4") if arguments.tiny else ("2", "16") if arguments.quick else ("8", "16")
-    program = peers.program("redis-server", "redis-server", not arguments.tiny)
+    program = peers.program("redis-server", "redis-server", not arguments.tiny and not arguments.no_fetch)
     for name, replicas, wait in (("1 copy", 0, 0), ("2 copies sync", 1, 1), ("3 copies, 2 sync", 2, 1), ("3 copies sync", 2, 2)):
         with contextlib.ExitStack() as stack:
             first = peers.free_port()
@@ -301,7 +301,7 @@ def redis_copies(arguments):
 
 def main():
     parser = argparse.ArgumentParser()
-    for flag in ("--systems", "--tiny", "--quick"):
+    for flag in ("--systems", "--tiny", "--quick", "--no-fetch"):
         parser.add_argument(flag, action="store_true")
     for option in ("--system", "--binaries", "--programs", "--only", "--durability"):
         parser.add_argument(option)

