@@ -88,7 +88,7 @@ double wanted_seconds(const bench::Arguments& arguments) { return arguments.pick
 
 // Cycles over new names: of every system the same number of them in a directory, as many cycles as give each row its time.
 void names_and_small_files(const bench::Report& plain, const bench::Arguments& arguments, int threads) {
-  const std::size_t each = arguments.pick<std::size_t>(80, 2'000, 8'000) / static_cast<std::size_t>(threads);
+  const std::size_t each = arguments.pick<std::size_t>(80, 1'500, 8'000) / static_cast<std::size_t>(threads);
   const double wanted = wanted_seconds(arguments);
   const std::string suffix = " " + std::to_string(threads) + (threads == 1 ? " thread" : " threads");
   const std::string folder = arguments.folder + "/t" + std::to_string(threads);
@@ -233,7 +233,7 @@ void sequential(const bench::Report& report, const bench::Arguments& arguments) 
 // One directory that grows (to --directory=N names): the rate of each tenth, then how fast it is listed.
 void one_directory(const bench::Report& report, const bench::Arguments& arguments) {
   const std::size_t wanted = std::strtoul(arguments.option("directory", "0").c_str(), nullptr, 10) / 10 * 10;
-  const std::size_t usual = arguments.pick<std::size_t>(2'000, 20'000, 50'000);
+  const std::size_t usual = arguments.pick<std::size_t>(2'000, 10'000, 50'000);
   const std::size_t tenth = (wanted > 0 ? wanted : usual) / 10, count = tenth * 10;
   const std::string folder = arguments.folder + "/one";
   must(::mkdir(folder.c_str(), 0755), "mkdir", folder);

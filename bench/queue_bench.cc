@@ -599,7 +599,7 @@ int main(int argc, char** argv) {
 
   // Each push waits for a disk when it is to be safe at once.
   const std::size_t messages =
-      always ? arguments.pick<std::size_t>(100, 2'000, 10'000) : arguments.pick<std::size_t>(200, 20'000, 50'000);
+      always ? arguments.pick<std::size_t>(100, 1'000, 10'000) : arguments.pick<std::size_t>(200, 20'000, 50'000);
   if (wanted("50B")) closed_loop(*system, report, kind, "50B", 50, messages);
   if (wanted("1KB")) closed_loop(*system, report, kind, "1KB", 1'000, messages);
   if (wanted("1MB")) closed_loop(*system, report, kind, "1MB", 1'000'000, arguments.pick<std::size_t>(5, 40, 300));
