@@ -21,6 +21,14 @@ struct Name {
   Entry entry;
 };
 
+// What says that a debt was paid, or a move has arrived, and is to go with the change. Those of older builds go by themselves.
+bool is_marker(Bytes rest, const std::string& value) {
+  if (rest.starts_with("k/")) return value.size() == 8;
+  if (!rest.starts_with("m/") || value.empty() || value[0] != 'd') return false;
+  const auto arrived = unpack<Reply>(Bytes(value).substr(1));
+  return arrived && arrived->names.size() == 1;
+}
+
 // Everything that one reading sees.
 struct Picture {
   std::map<InodeId, Inode> inodes;
@@ -123,7 +131,7 @@ Result<std::set<Finding>> Check::read(Census& census) {
             picture.names.push_back({home, std::string(rest.substr(2)), std::move(*entry)});
           else
             damaged();
-        } else if (rest.starts_with("u/") || rest.starts_with("p/")) {
+        } else if (rest.starts_with("u/") || rest.starts_with("p/") || is_marker(rest, values[i].value)) {
           picture.others.emplace_back(key, values[i].value);
         }
       }
@@ -237,7 +245,10 @@ Result<std::set<Finding>> Check::read(Census& census) {
   }
   for (const auto& [key, value] : picture.others) {
     find(Finding::Kind::unfinished, InodeId{}, HomeId{}, key,
-         std::string(key.find("}u/") != std::string::npos ? "debt " : "promise ") + base::escape(key));
+         std::string(key.find("}u/") != std::string::npos   ? "debt "
+                     : key.find("}p/") != std::string::npos ? "promise "
+                                                            : "marker ") +
+             base::escape(key));
   }
   return found;
 }

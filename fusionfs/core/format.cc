@@ -64,6 +64,7 @@ std::string debt_key(HomeId home, std::uint64_t id) { return key_with_number(hom
 std::string paid_key(InodeId inode, std::uint64_t id) { return key_with_numbers(inode, 'k', id); }
 std::string transfer_key(HomeId home, std::uint64_t id) { return key_with_number(home, 'm', id); }
 std::string pending_key(InodeId inode, std::uint64_t id) { return key_with_numbers(inode, 'p', id); }
+std::string fence_key(HomeId home) { return key_with(home, 'c'); }
 std::string lease_key(HomeId home) { return key_with(home, 'w'); }
 std::string split_key(HomeId home) { return key_with(home, 's'); }
 std::string provenance_key(InodeId inode) { return key_with_number(home_of(inode), 'v', counter_of(inode)); }

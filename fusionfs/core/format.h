@@ -56,9 +56,10 @@ std::string attributes_key(InodeId inode);            // tag x/<counter hex>    
 std::string entry_key(HomeId home, Bytes name);       // tag e/<name>             Entry
 std::string listing_key(HomeId home);                 // tag l                    ListingRecord...
 std::string debt_key(HomeId home, std::uint64_t id);  // tag u/<hex>              Debt: a link to be taken off elsewhere
-std::string paid_key(InodeId inode, std::uint64_t id);     // tag k/<counter>/<hex>  a debt already taken off here (ttl)
+std::string paid_key(InodeId inode, std::uint64_t id);     // tag k/<counter>/<hex>  a debt already taken off here: whose
 std::string transfer_key(HomeId home, std::uint64_t id);   // tag m/<hex>          outcome of a move into this home
 std::string pending_key(InodeId inode, std::uint64_t id);  // tag p/<counter>/<hex>  a link promised to another home
+std::string fence_key(HomeId home);                        // tag c   u64: how often changes that were to arrive were called off
 std::string lease_key(HomeId home);                        // tag w   Lease: who alone changes names here (ttl)
 std::string split_key(HomeId home);                        // tag s   Split: which of a directory's names are here
 std::string provenance_key(InodeId inode);                 // tag v/<counter hex>  who opened it: lines of text (ttl)
@@ -67,7 +68,7 @@ std::string locks_key(InodeId inode);                      // tag f/<counter hex
 // Keys of the whole file system.
 inline constexpr const char* kNextHomeKey = "{fusionfs}next_home";  // decimal; the general procedure `add`
 inline constexpr const char* kRenameLockKey =
-    "{fusionfs}rename_lock";                                       // ttl; held while a directory changes its parent
+    "{fusionfs}rename_lock";                                       // RenameLock; held while a directory changes its parent
 inline constexpr const char* kSessionsKey = "{fusionfs}sessions";  // session ids, one fragment each
 std::string session_key(std::uint64_t session);                    // ttl, kept alive by its mount
 std::string session_orphans_key(std::uint64_t session);  // inode numbers (u64) that lost their last name while open
@@ -87,6 +88,7 @@ struct Inode {
     kHasAttributes = 2,  // attributes_key() exists
     kDying = 4,          // a directory being removed: nothing may be created in it
     kCopied = 8,         // `copies` has some (set and cleared by encode())
+    kLinked = 16,        // has had more than one link, or was promised one, at some time
   };
   InodeId id{};
   std::uint8_t flags = 0;

@@ -15,29 +15,63 @@ namespace {
 
 constexpr std::uint64_t kPage = 1000;       // keys of one scan
 constexpr std::size_t kReadAtOnce = 64;     // records
+constexpr std::size_t kMostAgain = 100'000;  // keys; what is beyond is for fsck
 // A directory is made and named at once; its maker has had this long for both. Older ones than the latter were looked at before.
 constexpr Nanos kMaker = 30'000'000'000, kLate = 15 * 60'000'000'000;
 
 }  // namespace
 
-Task<int> Metadata::settle_leftovers() {
+Task<Metadata::Leftovers> Metadata::settle_leftovers() {
+  Leftovers left;
+  Suspects suspects;
   for (std::uint32_t partition = 0; partition < client_.partition_count(); ++partition) {
     std::uint64_t cursor = 0;
     do {
       Call scan(client_, Operation::scan(zht::PartitionId{partition}, cursor, "{d:", kPage));
       Outcome page = co_await scan;
-      if (!page.ok()) co_return errno_of(page);
+      left.error = errno_of(page);
+      if (left.error != 0) co_return left;
       cursor = page.cursor;
       std::vector<std::string> keys;
       for (auto& each : page.entries) keys.push_back(std::move(each.key));
-      const int error = co_await settle_page(std::move(keys));
-      if (error != 0) co_return error;
+      left.error = co_await settle_page(std::move(keys), left.again, suspects);
+      if (left.error != 0) co_return left;
     } while (cursor != 0);
+  }
+  left.error = co_await drop_nameless(std::move(suspects));
+  if (left.error == 0) left.error = co_await free_rename_lock();
+  co_return left;
+}
+
+Task<Metadata::Leftovers> Metadata::look_again(std::vector<std::string> keys) {
+  Leftovers left;
+  Suspects suspects;
+  left.error = co_await settle_page(std::move(keys), left.again, suspects);
+  if (left.error == 0) left.error = co_await drop_nameless(std::move(suspects));
+  if (left.error == 0) left.error = co_await free_rename_lock();
+  co_return left;
+}
+
+// Not before all moves that were left have been settled: a directory that has arrived elsewhere, or was exchanged, and does not know its
+// new parent yet, has no name where it is looked for.
+Task<int> Metadata::drop_nameless(Suspects suspects) {
+  if (suspects.moving) co_return 0;
+  for (auto& [parent, directories] : suspects.of_parent) {
+    Listing none;
+    ListReply listed = co_await list(parent, std::move(none));
+    if (listed.error != 0 && listed.error != ENOENT) co_return listed.error;
+    for (const auto& [cursor, each] : listed.listing.names) directories.erase(each.inode);
+    for (const InodeId directory : directories) {
+      const bool lost = co_await nameless(directory);
+      int error = 0;
+      if (lost) error = co_await drop_nameless(directory);
+      if (error == EIO) co_return error;
+    }
   }
   co_return 0;
 }
 
-Task<int> Metadata::settle_page(std::vector<std::string> keys) {
+Task<int> Metadata::settle_page(std::vector<std::string> keys, std::vector<std::string>& again, Suspects& suspects) {
   struct Seen {
     HomeId home{};
     std::string rest;
@@ -49,7 +83,8 @@ Task<int> Metadata::settle_page(std::vector<std::string> keys) {
     std::uint64_t home = 0;
     if (brace == std::string::npos || !parse_hex(Bytes(key).substr(3, brace - 3), home)) continue;
     const Bytes rest = Bytes(key).substr(brace + 1);
-    if (rest == "s" || rest == "i/1" || rest.starts_with("e/") || rest.starts_with("u/") || rest.starts_with("p/"))
+    const bool record = rest.starts_with("u/") || rest.starts_with("p/") || rest.starts_with("k/") || rest.starts_with("m/");
+    if (rest == "s" || rest == "i/1" || rest.starts_with("e/") || record)
       wanted.push_back({HomeId{home}, std::string(rest), std::move(key)});
   }
   for (std::size_t from = 0; from < wanted.size(); from += kReadAtOnce) {
@@ -63,29 +98,42 @@ Task<int> Metadata::settle_page(std::vector<std::string> keys) {
       if (!record.ok()) co_return errno_of(record);
       const Seen& seen = wanted[i];
       int error = 0;
+      bool unsettled = false;  // or it was, a moment ago
       if (seen.rest == "s") {
-        error = co_await settle_shard(seen.home);
-      } else if (seen.rest.starts_with("u/") || seen.rest.starts_with("p/")) {
-        error = co_await settle_record(seen.key);
+        const auto split = decode_split(record.value);
+        unsettled = split && (split->under_way() || !split->dying.empty());
+        if (unsettled || !split) error = co_await settle_shard(seen.home);
       } else if (seen.rest.starts_with("e/")) {
         const auto entry = decode_entry(record.value);
-        if (entry && entry->moving) error = co_await settle_move(seen.home, seen.rest.substr(2));
+        if (entry && entry->moving) {
+          unsettled = true;
+          error = co_await settle_move(seen.home, seen.rest.substr(2));
+          Call look(client_, Operation::lookup(seen.key));
+          const Outcome now_there = co_await look;
+          const auto still = now_there.ok() ? decode_entry(now_there.value) : std::nullopt;
+          suspects.moving = suspects.moving || (still && still->moving) || (!now_there.ok() && now_there.code != base::Code::not_found);
+        }
         if (entry && entry->initial) {  // its directory may never have been written
           Reply directory = co_await meet_directory(seen.home, seen.rest.substr(2), *entry, Reply{});
           error = directory.error;
         }
-      } else {
+      } else if (seen.rest == "i/1") {
         const InodeId id = make_inode(seen.home, kDirectoryCounter);
         const auto inode = decode_inode(id, record.value);
         const Nanos age = inode ? std::abs(now() - inode->btime) : 0;
         if (inode && inode->has(Inode::kDying)) {
+          unsettled = true;
           error = co_await settle_directory(id);
-        } else if (inode && id != kRootInode && age > kMaker && age < kLate) {
-          const bool lost = co_await nameless(id);
-          if (lost) error = co_await drop_nameless(id);
-          if (error == ENOTEMPTY || error == ENOENT) error = 0;
+        } else if (inode && id != kRootInode && age <= kMaker) {
+          unsettled = true;
+        } else if (inode && id != kRootInode && age < kLate) {
+          if (suspects.count++ < kMostAgain) suspects.of_parent[inode->parent].insert(id);
         }
+      } else {
+        unsettled = true;
+        error = co_await settle_record(seen.key);
       }
+      if (unsettled && again.size() < kMostAgain) again.push_back(seen.key);
       if (error == EIO) co_return error;  // else: for fsck to tell
     }
   }

@@ -13,7 +13,8 @@ using zht::Operation;
 using zht::Outcome;
 
 constexpr std::uint64_t kHomesReserved = 1024, kHomesMask = 2047;
-constexpr zht::Millis kRenameLockLife{30'000};
+constexpr Nanos kRenameLockLeft = 5'000'000'000;  // longer than a rename takes that waits for leases of others
+constexpr int kMostPayments = 100;  // tries: others go on changing the inode
 constexpr int kMaxRounds = 1000;
 
 Reply refuse(int error) {
@@ -298,16 +299,50 @@ void Metadata::settle_links(const Reply& reply, const std::optional<Inode>& drop
   }
 }
 
+// Not waited for. What fails is found again when somebody goes through all records.
+void Metadata::remove_later(std::string key) {
+  if (CallsBlock::now() == CallsBlock::Which::every) {
+    if (!client_.call(Operation::remove(std::move(key), true)).ok() && options_.left) options_.left();
+    return;
+  }
+  client_.submit(Operation::remove(std::move(key), true), [left = options_.left](const Outcome& outcome) {
+    if (!outcome.ok() && left) left();
+  });
+}
+
+// See the procedure `pay` for the order of the steps.
 Task<int> Metadata::pay(InodeId inode, HomeId debtor, std::uint64_t debt) {
-  DropRequest request;
+  PayRequest request;
   request.inode = inode;
   request.id = debt;
+  request.debtor = debtor;
   request.now = now();
-  request.held = held(home_of(inode));
-  Reply reply = co_await ask(home_of(inode), "fusionfs.pay_debt", pack(request));
-  if (reply.error != 0) co_return reply.error;
+  Reply reply;
+  for (int round = 0; round < kMostPayments; ++round) {
+    request.held = held(home_of(inode));
+    reply = co_await ask(home_of(inode), "fusionfs.pay", pack(request));
+    if (reply.error != EAGAIN) break;
+    Call seen(client_, Operation::lookup(debt_key(debtor, debt), zht::Range::nothing()));
+    const Outcome still = co_await seen;
+    if (still.code == base::Code::not_found) co_return 0;  // somebody else has paid
+    if (!still.ok()) co_return errno_of(still);
+    request.revision = reply.inode->revision;
+  }
+  if (reply.error != 0) {
+    if (options_.left) options_.left();
+    co_return reply.error;
+  }
   settle_links(reply, reply.inode);
-  call_and_forget(client_, Operation::remove(debt_key(debtor, debt), true));
+  if (reply.debt == 0) {
+    remove_later(debt_key(debtor, debt));
+    co_return 0;
+  }
+  Call forget(client_, Operation::remove(debt_key(debtor, debt), true));
+  const Outcome forgotten = co_await forget;
+  if (forgotten.ok())
+    remove_later(paid_key(inode, debt));
+  else if (options_.left)
+    options_.left();
   co_return 0;
 }
 
@@ -474,6 +509,16 @@ Task<int> Metadata::settle_dying(Inode directory, HomeId met) {
   co_return error == EBUSY ? 0 : error;
 }
 
+// Of a directory that was moved. One that has gone since needs none.
+Task<int> Metadata::set_parent(InodeId directory, InodeId parent) {
+  SetRequest set;
+  set.inode = directory;
+  set.fields_set = SetRequest::kParent;
+  set.parent = parent;
+  Reply reply = co_await setattr(set);
+  co_return reply.error == ENOENT ? 0 : reply.error;
+}
+
 // A name that somebody is moving to another directory. Recent: wait for its next change. Old: decide it.
 Task<int> Metadata::settle_move(HomeId home, std::string name) {
   Call seen(client_, Operation::lookup(entry_key(home, name)));
@@ -504,28 +549,22 @@ Task<int> Metadata::settle_move(HomeId home, std::string name) {
     co_return undone.error;
   }
   if (is_directory(entry->type)) {
-    SetRequest set;
-    set.inode = entry->inode;
-    set.fields_set = SetRequest::kParent;
-    set.parent = co_await directory_of(moving.to);
-    Reply parent = co_await setattr(set);
-    if (parent.error != 0 && parent.error != ENOENT) co_return parent.error;
+    const InodeId parent = co_await directory_of(moving.to);
+    const int error = co_await set_parent(entry->inode, parent);
+    if (error != 0) co_return error;
   }
   if (moving.exchange) {
     request.entry = outcome.other_entry;
     if (outcome.other_entry && is_directory(outcome.other_entry->type)) {
-      SetRequest set;
-      set.inode = outcome.other_entry->inode;
-      set.fields_set = SetRequest::kParent;
-      set.parent = co_await directory_of(home);
-      Reply parent = co_await setattr(set);
-      if (parent.error != 0 && parent.error != ENOENT) co_return parent.error;
+      const InodeId parent = co_await directory_of(home);
+      const int error = co_await set_parent(outcome.other_entry->inode, parent);
+      if (error != 0) co_return error;
     }
   }
   Reply ended = co_await ask_name(home, name, "fusionfs.move_end", pack(request));
   if (ended.error != 0) co_return ended.error;
   if (outcome.debt != 0 && outcome.other_entry) co_await pay(outcome.other_entry->inode, moving.to, outcome.debt);
-  call_and_forget(client_, Operation::remove(transfer_key(moving.to, moving.transfer), true));
+  remove_later(transfer_key(moving.to, moving.transfer));
   co_return 0;
 }
 
@@ -554,6 +593,7 @@ Task<Reply> Metadata::rename_within(HomeId home, std::string from_name, std::str
   request.flags = flags;
   request.transfer = base::entropy();
   request.session = options_.session;
+  request.fence = fence_of(home);
   Dying dying;
   for (int round = 0; round < kMaxRounds; ++round) {
     request.now = now();
@@ -583,6 +623,8 @@ Task<Reply> Metadata::rename_within(HomeId home, std::string from_name, std::str
     if (reply.error != 0) {
       if (request.dying != InodeId{} && reply.error != EIO) co_await unmark_dying(request.dying, dying);
       if (reply.error == ECANCELED) {
+        learn_fence(home, reply);
+        request.fence = reply.debt;
         request.dying = InodeId{};
         request.transfer = base::entropy();
         continue;
@@ -606,18 +648,60 @@ Task<Reply> Metadata::rename_within(HomeId home, std::string from_name, std::str
   co_return refuse(EIO);
 }
 
-Task<int> Metadata::lock_renames(std::uint64_t owner) {
-  const std::string value = std::to_string(owner);
+// Held, and written anew with each attempt's transfer, by whoever moves a directory. It has no end of its own: a holder that was
+// held up for long must not find out after its move has arrived. Whoever takes it away calls that move off first.
+Task<int> Metadata::lock_renames(RenameLock wanted, std::optional<std::string>& held) {
+  wanted.since = now();
+  const std::string value = pack(wanted);
+  if (held) {
+    Call renew(client_, Operation::cswap(kRenameLockKey, Condition::equals(*held), value));
+    const Outcome renewed = co_await renew;
+    held.reset();
+    if (renewed.ok()) held = value;
+    if (renewed.ok()) co_return 0;
+    if (renewed.code != base::Code::conflict && renewed.code != base::Code::not_found) co_return errno_of(renewed);
+  }
   for (int round = 0; round < kMaxRounds; ++round) {
-    Call take(client_, Operation::insert_new(kRenameLockKey, value, kRenameLockLife));
+    Call take(client_, Operation::insert_new(kRenameLockKey, value));
     const Outcome taken = co_await take;
+    if (taken.ok()) held = value;
     if (taken.ok()) co_return 0;
     if (taken.code != base::Code::conflict) co_return errno_of(taken);
+    const int error = co_await free_rename_lock();
+    if (error != 0) co_return error;
     Call freed(client_, Operation::callback(kRenameLockKey, Condition::absent(), zht::Range::nothing()),
                zht::Millis(1000));
     co_await freed;
   }
   co_return EBUSY;
+}
+
+// Takes the rename lock away from a holder that has had it for long.
+Task<int> Metadata::free_rename_lock() {
+  Call look(client_, Operation::lookup(kRenameLockKey));
+  const Outcome seen = co_await look;
+  if (seen.code == base::Code::not_found) co_return 0;
+  if (!seen.ok()) co_return errno_of(seen);
+  const auto lock = unpack<RenameLock>(seen.value);
+  if (!lock) co_return 0;  // of an older build: that ends by itself
+  if (!abandoned("r" + std::to_string(lock->transfer), lock->since, kRenameLockLeft)) co_return 0;
+  TransferRequest cancel;
+  cancel.transfer = lock->transfer;
+  Reply outcome = co_await ask(lock->to, "fusionfs.move_cancel", pack(cancel));
+  if (outcome.error != 0) co_return outcome.error;
+  // What has arrived is carried to its end: until then a directory's parent may be the old one.
+  for (int round = 0; outcome.done && round < kMaxRounds; ++round) {
+    NameRequest find;
+    find.name = lock->name;
+    Reply found = co_await ask_name(lock->from, lock->name, "fusionfs.lookup", pack(find));
+    if (found.error != 0 && found.error != ENOENT) co_return found.error;
+    if (found.error != 0 || !found.entry->moving || found.entry->moving->transfer != lock->transfer) break;
+    const int error = co_await settle_move(home_from(lock->from, lock->name), lock->name);
+    if (error != 0) co_return error;
+  }
+  Call free(client_, Operation::cswap_remove(kRenameLockKey, Condition::at_version(seen.version)));
+  co_await free;
+  co_return 0;
 }
 
 // Whether `to` lies below `moved`. The rename lock keeps the parents still.
@@ -650,10 +734,19 @@ Task<Reply> Metadata::rename_across(Place from_place, Place to_place, std::uint3
   end.session = options_.session;
   end.name = from_name;
   Dying dying;
-  bool locked = false;
-  const std::uint64_t owner = base::entropy();
+  RenameLock lock;
+  lock.owner = base::entropy();
+  lock.from = install.to = from;
+  lock.to = to;
+  lock.name = install.to_name = from_name;
+  std::optional<std::string> locked;
+  // Whether the move may yet arrive, or has, and is not ended: then the lock is left to whoever settles that.
+  bool open = false;
   Reply result = refuse(EIO);
   for (int round = 0; round < kMaxRounds; ++round) {
+    const std::uint64_t transfer = base::entropy();
+    begin.transfer = install.transfer = end.transfer = lock.transfer = transfer;
+    install.fence = fence_of(to);  // before anything says that this move is under way
     NameRequest find;
     find.name = from_name;
     Reply found = co_await ask(from, "fusionfs.lookup", pack(find));
@@ -683,23 +776,18 @@ Task<Reply> Metadata::rename_across(Place from_place, Place to_place, std::uint3
       if (is_directory(other.entry->type)) other_directory = other.entry->inode;
     }
     if (from_directory != to_directory && (directories || other_directory != InodeId{})) {
-      if (!locked) {
-        const int error = co_await lock_renames(owner);
-        if (error != 0) {
-          result = refuse(error);
-          break;
-        }
-        locked = true;
+      int error = co_await lock_renames(lock, locked);
+      if (error != 0) {
+        result = refuse(error);
+        break;
       }
-      int error = directories ? co_await check_no_cycle(found.entry->inode, to_directory) : 0;
+      error = directories ? co_await check_no_cycle(found.entry->inode, to_directory) : 0;
       if (error == 0 && other_directory != InodeId{}) error = co_await check_no_cycle(other_directory, from_directory);
       if (error != 0) {
         result = refuse(error);
         break;
       }
     }
-    const std::uint64_t transfer = base::entropy();
-    begin.transfer = install.transfer = end.transfer = transfer;
     begin.now = install.now = end.now = now();
     Reply begun = co_await ask(from, "fusionfs.move_begin", pack(begin));
     if (elsewhere(begun)) {
@@ -723,6 +811,7 @@ Task<Reply> Metadata::rename_across(Place from_place, Place to_place, std::uint3
       co_await ask_name(from, from_name, "fusionfs.move_undo", pack(end));
       continue;
     }
+    open = true;
     install.entry = begun.entry;
     install.dying = InodeId{};
     Reply installed;
@@ -767,7 +856,9 @@ Task<Reply> Metadata::rename_across(Place from_place, Place to_place, std::uint3
           break;
         }  // settled by whoever meets it
       }
+      if (installed.error == ECANCELED) learn_fence(to, installed);
       if (!cancelled.done) {
+        open = false;
         if (install.dying != InodeId{}) co_await unmark_dying(install.dying, dying);
         co_await ask_name(from, from_name, "fusionfs.move_undo", pack(end));
         if (installed.error == ECANCELED || installed.error == EAGAIN) continue;
@@ -778,28 +869,23 @@ Task<Reply> Metadata::rename_across(Place from_place, Place to_place, std::uint3
       }
       installed = std::move(cancelled);
     }
-    // Arrived: from here on only forward.
+    // Arrived: from here on only forward. A directory that does not know its new parent yet keeps the mark of its move.
+    result = installed;
     if (directories && from_directory != to_directory) {
-      SetRequest set;
-      set.inode = begun.entry->inode;
-      set.fields_set = SetRequest::kParent;
-      set.parent = to_directory;
-      co_await setattr(set);
+      result.error = co_await set_parent(begun.entry->inode, to_directory);
+      if (result.error != 0) break;
     }
     if ((flags & kExchange) != 0) {
       end.entry = installed.other_entry;
       if (installed.other_entry && is_directory(installed.other_entry->type) && from_directory != to_directory) {
-        SetRequest set;
-        set.inode = installed.other_entry->inode;
-        set.fields_set = SetRequest::kParent;
-        set.parent = from_directory;
-        co_await setattr(set);
+        result.error = co_await set_parent(installed.other_entry->inode, from_directory);
+        if (result.error != 0) break;
       }
     }
     Reply ended = co_await ask_name(from, from_name, "fusionfs.move_end", pack(end));
-    result = installed;
     result.error = ended.error;
     if (ended.error != 0) break;
+    open = false;
     result.left = ended.changed;
     if (ended.inode) result.inode = std::move(ended.inode);
     if (install.dying != InodeId{}) co_await drop_directory_soon(install.dying);
@@ -807,7 +893,7 @@ Task<Reply> Metadata::rename_across(Place from_place, Place to_place, std::uint3
       settle_links(installed, installed.other);
       if (installed.debt != 0) co_await pay(installed.other_entry->inode, to, installed.debt);
     }
-    call_and_forget(client_, Operation::remove(transfer_key(to, transfer), true));
+    remove_later(transfer_key(to, transfer));
     if (!result.inode && !directories) {
       SetRequest touch;
       touch.inode = begun.entry->inode;
@@ -817,8 +903,7 @@ Task<Reply> Metadata::rename_across(Place from_place, Place to_place, std::uint3
     }
     break;
   }
-  if (locked)
-    call_and_forget(client_, Operation::cswap_remove(kRenameLockKey, Condition::equals(std::to_string(owner))));
+  if (locked && !open) call_and_forget(client_, Operation::cswap_remove(kRenameLockKey, Condition::equals(*locked)));
   co_return result;
 }
 
@@ -844,16 +929,23 @@ Task<Reply> Metadata::link(InodeId inode, std::uint32_t type, InodeId directory,
     }
     request.id = base::entropy();
     request.undo = false;
+    request.fence = fence_of(home);
     Reply promised = co_await ask(home_of(inode), "fusionfs.promise_link", pack(request));
     if (promised.error != 0) co_return promised;
     Reply added = co_await ask(home, "fusionfs.add_entry", pack(request));
-    if (added.error == EIO) co_return added;  // the name may be there: whoever settles the promise asks the marker
+    if (added.error == EIO) {  // the name may be there: whoever settles the promise asks the marker
+      if (options_.left) options_.left();
+      co_return added;
+    }
     request.undo = added.error != 0;
     Reply settled = co_await ask(home_of(inode), "fusionfs.settle_link", pack(request));
     if (added.error != 0) settle_links(settled, settled.inode);
-    if (added.error == 0 && settled.error == 0)
-      call_and_forget(client_, Operation::remove(transfer_key(home, request.id), true));
-    if (added.error == ECANCELED) continue;  // somebody took us for dead
+    if (added.error == 0 && settled.error == 0) remove_later(transfer_key(home, request.id));
+    if (settled.error != 0 && options_.left) options_.left();
+    if (added.error == ECANCELED) {  // somebody took us, or another, for dead
+      learn_fence(home, added);
+      continue;
+    }
     if (elsewhere(added)) {
       co_await follow(std::move(added), home, name);
       continue;
@@ -901,6 +993,16 @@ Task<int> Metadata::settle_record(std::string key) {
     const int error = co_await pay(owed, home, id);
     co_return error;
   }
+  if (key.compare(brace + 1, 2, "k/") == 0) {
+    if (record.value.size() != 8) co_return 0;  // of an older build: it ends by itself
+    const HomeId debtor{base::load<std::uint64_t>(record.value.data())};
+    const int error = co_await forget_marker(std::move(key), debt_key(debtor, id));
+    co_return error;
+  }
+  if (key.compare(brace + 1, 2, "m/") == 0) {
+    const int error = co_await settle_marker(std::move(key), id, record.value);
+    co_return error;
+  }
   auto promise = unpack<LinkRequest>(record.value);
   if (!promise) co_return EIO;
   // Not whether the name is there: it may have come and gone since, and its link with it.
@@ -913,8 +1015,39 @@ Task<int> Metadata::settle_record(std::string key) {
   Reply settled = co_await ask(home, "fusionfs.settle_link", pack(*promise));
   if (settled.error != 0) co_return settled.error;
   settle_links(settled, settled.inode);
-  if (outcome.done) call_and_forget(client_, Operation::remove(transfer_key(promise->to, promise->id), true));
+  if (outcome.done) remove_later(transfer_key(promise->to, promise->id));
   co_return 0;
+}
+
+// A marker is of use as long as the record is there whose settling asks for it.
+Task<int> Metadata::forget_marker(std::string marker, std::string needed_by) {
+  Call seen(client_, Operation::lookup(needed_by, zht::Range::nothing()));
+  const Outcome needed = co_await seen;
+  if (needed.ok()) co_return 0;
+  if (needed.code != base::Code::not_found) co_return errno_of(needed);
+  Call remove(client_, Operation::remove(marker, true));
+  const Outcome removed = co_await remove;
+  co_return removed.ok() ? 0 : errno_of(removed);
+}
+
+// What says that a move, or a promised name, has arrived.
+Task<int> Metadata::settle_marker(std::string key, std::uint64_t transfer, std::string value) {
+  if (value.empty() || value[0] != 'd') co_return 0;  // of an older build: it ends by itself
+  auto arrived = unpack<Reply>(base::Bytes(value).substr(1));
+  if (!arrived) co_return EIO;
+  if (arrived->names.size() != 1 || !arrived->entry) co_return 0;  // of an older build: where it came from is not known
+  if (arrived->shards.empty()) {
+    const int error = co_await forget_marker(std::move(key), pending_key(arrived->entry->inode, transfer));
+    co_return error;
+  }
+  NameRequest find;
+  find.name = arrived->names.front();
+  Reply left = co_await ask_name(arrived->shards.front(), find.name, "fusionfs.lookup", pack(find));
+  if (left.error != 0 && left.error != ENOENT && left.error != ESTALE) co_return left.error;
+  if (left.error == 0 && left.entry->moving && left.entry->moving->transfer == transfer) co_return 0;
+  Call remove(client_, Operation::remove(key, true));
+  const Outcome removed = co_await remove;
+  co_return removed.ok() ? 0 : errno_of(removed);
 }
 
 Task<Reply> Metadata::setattr(SetRequest request) {

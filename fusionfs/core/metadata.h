@@ -15,6 +15,7 @@
 #include <cerrno>
 #include <functional>
 #include <map>
+#include <set>
 #include <shared_mutex>
 #include <string>
 #include <unordered_map>
@@ -42,6 +43,8 @@ struct MetadataOptions {
   // A home has grown big: split() it soon, on a thread that may wait a little. Absent: whoever made it grow does it.
   std::function<void(HomeId)> grown;
   std::uint32_t split_at = 8192;  // names in one home: more, and it is split
+  // Something that this mount has done with could not be cleaned up: settle_leftovers() would find it. Any thread, no blocking.
+  std::function<void()> left;
   // The store did not do what was asked, for a reason no program above can see from an errno. Any thread, no blocking.
   std::function<void(const std::string&)> trouble;
 };
@@ -102,9 +105,14 @@ class Metadata {
   Task<ListReply> list(InodeId directory, Listing known);
 
   // After a client died: goes through every record once and carries to their end, or undoes, the changes that were left in the
-  // middle and that nobody may ever come by. Reads a few records at a time. 0, or the errno at which it stopped.
-  Task<int> settle_leftovers();
-  // For fsck: settles a debt or a promise (its whole key), or a directory that is being removed. 0, or an errno.
+  // middle and that nobody may ever come by. Reads a few records at a time.
+  struct Leftovers {
+    int error = 0;                   // the errno at which it stopped
+    std::vector<std::string> again;  // keys of what may still be somebody's business: for look_again() a little later
+  };
+  Task<Leftovers> settle_leftovers();
+  Task<Leftovers> look_again(std::vector<std::string> keys);
+  // For fsck: settles a debt, a promise or a marker (its whole key), or a directory that is being removed. 0, or an errno.
   Task<int> settle_record(std::string key);
   Task<int> settle_directory(InodeId directory);
   Task<int> drop_nameless(InodeId directory);  // ENOTEMPTY
@@ -145,7 +153,17 @@ class Metadata {
   // Waits for, or settles, a move that left `name` marked. 0, or an errno.
   Task<int> settle_move(HomeId home, std::string name);
   Task<int> settle_dying(Inode directory, HomeId met);  // met: the home that said so
-  Task<int> settle_page(std::vector<std::string> keys);
+  // Directories that may have no name, by what they say is their parent.
+  struct Suspects {
+    std::map<InodeId, std::set<InodeId>> of_parent;
+    std::size_t count = 0;
+    bool moving = false;  // a name was found that is being moved
+  };
+  Task<int> settle_page(std::vector<std::string> keys, std::vector<std::string>& again, Suspects& suspects);
+  Task<int> drop_nameless(Suspects suspects);
+  Task<int> forget_marker(std::string marker, std::string needed_by);
+  Task<int> settle_marker(std::string key, std::uint64_t transfer, std::string value);
+  Task<int> set_parent(InodeId directory, InodeId parent);
   Task<bool> nameless(InodeId directory);  // an empty one, of late, whose maker died before its name was written
   Task<int> pay(InodeId inode, HomeId debtor, std::uint64_t debt);
   // Both: EREMCHG when a name has moved to another home before anything was done.
@@ -157,14 +175,22 @@ class Metadata {
   };
   Task<Reply> rename_across(Place from, Place to, std::uint32_t flags);
   Task<int> check_no_cycle(InodeId moved, InodeId to);
-  Task<int> lock_renames(std::uint64_t owner);
+  Task<int> lock_renames(RenameLock wanted, std::optional<std::string>& held);  // held: what the lock says while it is ours
+  Task<int> free_rename_lock();
   Task<int> mark_dying(InodeId directory, Dying dying);
   Task<std::uint64_t> new_home();                                          // 0: the store did not answer
   void forget(HomeId home, const char* procedure, std::string arguments);  // send and do not wait
+  void remove_later(std::string key);
+  // What is known of a home's fence: it has told in a refusal.
+  std::uint64_t fence_of(HomeId home);
+  void learn_fence(HomeId home, const Reply& reply);
   void settle_links(const Reply& reply, const std::optional<Inode>& dropped);
   // Whether nobody is at the change any more that left `mark` (its kind and number) at `since`, by its maker's wall clock.
-  bool abandoned(const std::string& mark, Nanos since);
+  bool abandoned(const std::string& mark, Nanos since, Nanos patience = kAbandoned);
   std::vector<InodeId> held(HomeId home) const { return options_.held ? options_.held(home) : std::vector<InodeId>{}; }
+
+  // A live mount finishes a change in two homes within milliseconds; after this long its leftovers are settled by others.
+  static constexpr Nanos kAbandoned = 3'000'000'000;
 
   zht::Client& client_;
   const base::Clock& clock_;
@@ -172,10 +198,11 @@ class Metadata {
   // Home numbers reserved in the store and not yet given to a directory: the next one, and in the lower bits how many.
   std::atomic<std::uint64_t> homes_{0};
 
-  std::atomic<bool> any_shards_{false};
+  std::atomic<bool> any_shards_{false}, any_fences_{false};
   mutable std::shared_mutex shards_mutex_;
   std::unordered_map<std::uint64_t, Split> shards_;   // by home: base and children. Guarded by shards_mutex_
   std::unordered_map<std::uint64_t, std::uint32_t> splitting_;  // by home: not tried below. Guarded by shards_mutex_
+  std::unordered_map<std::uint64_t, std::uint64_t> fences_;     // by home. Guarded by shards_mutex_
 
   std::shared_mutex sighted_mutex_;
   std::unordered_map<std::string, base::Time> sighted_;  // marks, when first met. Guarded by sighted_mutex_

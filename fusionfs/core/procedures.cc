@@ -126,11 +126,25 @@ Result<int> make_way(Shard& shard, const std::string& name, const Entry& to, con
   return 0;
 }
 
+constexpr char kArrived = 'd';
+
+// A change that was begun by who knew `fence` of this home: the refusal when it was called off since, or may have been.
+// A marker that says so was left by an older build.
+Result<std::optional<Reply>> fenced(Shard& shard, std::uint64_t transfer, std::uint64_t fence) {
+  TRY_LET(now, shard.fence());
+  if (now == fence && !shard.tables().lookup(transfer_key(shard.home(), transfer), zht::Range::nothing()))
+    return std::optional<Reply>();
+  Reply reply = refuse(ECANCELED);
+  reply.debt = now;
+  return std::optional(std::move(reply));
+}
+
 Result<Reply> rename(Shard& shard, const RenameRequest& request) {
-  // Whoever found the dying directory abandoned cancelled the transfer before reviving it.
-  if (request.dying != InodeId{} &&
-      shard.tables().lookup(transfer_key(shard.home(), request.transfer), zht::Range::nothing()))
-    return refuse(ECANCELED);
+  // Whoever found the dying directory abandoned called the change off before reviving it.
+  if (request.dying != InodeId{}) {
+    TRY_LET(called_off, fenced(shard, request.transfer, request.fence));
+    if (called_off) return std::move(*called_off);
+  }
   Reply reply;
   TRY_LET(from, shard.entry(request.from));
   TRY_LET(to, shard.entry(request.to));
@@ -168,7 +182,8 @@ Result<Reply> rename(Shard& shard, const RenameRequest& request) {
 }
 
 // A move to another home. The name left is marked; arriving there, with the marker transfer_key(), is what decides;
-// then the name left is removed. move_cancel settles the marker against a move that has not yet arrived.
+// then the name left is removed. move_cancel keeps a move that has not yet arrived from ever arriving. The marker says where the
+// move came from (`shards`, `names`), that whoever meets it can see whether it is still of use.
 Result<Reply> move_begin(Transaction& tables, HomeId home, const TransferRequest& request) {
   Shard shard(tables, home);
   OPEN_DIRECTORY(shard);
@@ -187,8 +202,6 @@ Result<Reply> move_begin(Transaction& tables, HomeId home, const TransferRequest
   return reply;
 }
 
-constexpr char kArrived = 'd', kCancelled = 'c';
-
 Result<Reply> move_install(Shard& shard, const TransferRequest& request) {
   const std::string marker_key = transfer_key(shard.home(), request.transfer);
   if (const auto marker = shard.tables().lookup(marker_key)) {
@@ -198,6 +211,8 @@ Result<Reply> move_install(Shard& shard, const TransferRequest& request) {
     return *before;
   }
   if (!request.entry) return fail(Code::invalid, "move_install without an entry");
+  TRY_LET(called_off, fenced(shard, request.transfer, request.fence));
+  if (called_off) return std::move(*called_off);
   Entry arriving = *request.entry;
   arriving.moving.reset();
   Reply reply;
@@ -224,7 +239,12 @@ Result<Reply> move_install(Shard& shard, const TransferRequest& request) {
   TRY(shard.add(request.name, arriving, request.now));
   TRY(shard.set_ctime(arriving.inode, request.now, reply.inode));
   reply.done = true;
-  TRY(shard.tables().insert(marker_key, std::string(1, kArrived) + pack(reply)));
+  Reply marker = reply;
+  if (!request.to_name.empty()) {
+    marker.shards = {request.to};
+    marker.names = {request.to_name};
+  }
+  TRY(shard.tables().insert(marker_key, std::string(1, kArrived) + pack(marker)));
   return reply;
 }
 
@@ -262,7 +282,10 @@ Result<Reply> move_cancel(Transaction& tables, HomeId home, const TransferReques
     if (!before) return fail(Code::corrupt, "marker ", marker_key, " is damaged");
     return *before;
   }
-  TRY(tables.insert(marker_key, std::string(1, kCancelled), kMarkerLife));
+  // Into a directory that is gone nothing arrives.
+  Shard shard(tables, home);
+  TRY_LET(error, shard.open());
+  if (error == 0 || error == ESTALE) TRY(shard.grow_fence());
   return Reply{};
 }
 
@@ -273,6 +296,7 @@ Result<Reply> link(Shard& shard, const LinkRequest& request) {
   if (!inode || inode->links == 0) return refuse(ENOENT);
   if (inode->links >= kMaxLinks) return refuse(EMLINK);
   inode->links += 1;
+  inode->flags |= Inode::kLinked;
   inode->ctime = std::max(inode->ctime, request.now);
   TRY(shard.put(*inode));
   Entry entry;
@@ -291,6 +315,7 @@ Result<Reply> promise_link(Transaction& tables, HomeId home, const LinkRequest& 
   if (!inode || inode->links == 0) return refuse(ENOENT);
   if (inode->links >= kMaxLinks) return refuse(EMLINK);
   inode->links += 1;
+  inode->flags |= Inode::kLinked;
   inode->ctime = std::max(inode->ctime, request.now);
   TRY(shard.put(*inode));
   TRY(tables.insert(pending_key(request.inode, request.id), pack(request)));
@@ -300,10 +325,10 @@ Result<Reply> promise_link(Transaction& tables, HomeId home, const LinkRequest& 
 }
 
 // A promised link's name. The marker, as of a move, decides: with it the promise is kept whatever becomes of the name
-// meanwhile; who takes the maker for dead cancels it first (move_cancel), and what arrives later is refused.
+// meanwhile; who takes the maker for dead calls it off first (move_cancel), and what arrives later is refused.
 Result<Reply> add_entry(Shard& shard, const LinkRequest& request) {
-  const std::string marker_key = transfer_key(shard.home(), request.id);
-  if (shard.tables().lookup(marker_key, zht::Range::nothing())) return refuse(ECANCELED);
+  TRY_LET(called_off, fenced(shard, request.id, request.fence));
+  if (called_off) return std::move(*called_off);
   TRY_LET(existing, shard.entry(request.name));
   if (existing) return refuse(EEXIST);
   Entry entry;
@@ -313,7 +338,9 @@ Result<Reply> add_entry(Shard& shard, const LinkRequest& request) {
   Reply reply;
   reply.done = true;
   reply.entry = std::move(entry);
-  TRY(shard.tables().insert(marker_key, std::string(1, kArrived) + pack(reply)));
+  Reply marker = reply;
+  marker.names = {request.name};
+  TRY(shard.tables().insert(transfer_key(shard.home(), request.id), std::string(1, kArrived) + pack(marker)));
   return reply;
 }
 
@@ -329,6 +356,38 @@ Result<Reply> settle_link(Transaction& tables, HomeId home, const LinkRequest& r
   return reply;
 }
 
+// A request may come again, or very late, when the debt has long been forgotten; it must not take off another link.
+//
+// An inode that has never had more than one link goes with it (or is left with none, held open): then there is nothing that a second
+// payment could do. Any other is paid for with its revision, which the payer reads before he sees once more that the debt is there:
+// what somebody else pays meanwhile makes it another. That it was paid is noted until the debt is gone, and by then no payer can have
+// read a revision that is still the inode's and have seen the debt.
+Result<Reply> pay(Transaction& tables, HomeId home, const PayRequest& request) {
+  Shard shard(tables, home);
+  TRY_LET(inode, shard.inode(request.inode));
+  Reply reply;
+  const std::string key = paid_key(request.inode, request.id);
+  if (tables.lookup(key, zht::Range::nothing())) {
+    reply.debt = request.id;
+    return reply;
+  }
+  if (!inode) return reply;
+  if (inode->links > 1 || inode->has(Inode::kLinked)) {
+    if (request.revision != inode->revision) {
+      reply.error = EAGAIN;
+      reply.inode = std::move(inode);
+      return reply;
+    }
+    std::string debtor;
+    base::Writer(debtor).u64(raw(request.debtor));
+    TRY(tables.insert(key, debtor));
+    reply.debt = request.id;
+  }
+  TRY(shard.drop_link(request.inode, request.now, request.held, reply.inode, reply.gone));
+  return reply;
+}
+
+// As mounts of older builds ask.
 Result<Reply> pay_debt(Transaction& tables, HomeId home, const DropRequest& request) {
   const std::string key = paid_key(request.inode, request.id);
   if (tables.lookup(key, zht::Range::nothing())) return Reply{};
@@ -387,6 +446,7 @@ Result<Reply> setattr(Transaction& tables, HomeId home, const SetRequest& reques
     if (directory) return refuse(EISDIR);
     if (inode.revision != request.revision) return refuse(EAGAIN);
     inode.links = request.links;
+    inode.flags |= Inode::kLinked;
   }
   if (set(SetRequest::kSize)) {
     if (!is_regular(inode.mode)) return refuse(directory ? EISDIR : EINVAL);
@@ -630,8 +690,9 @@ Result<Reply> drop_directory(Transaction& tables, HomeId home, const DirectoryRe
   if (error == ENOENT) return Reply{};
   if (error != ESTALE) return refuse(EBUSY);
   if (shard.local(shard.directory().id)) TRY(shard.erase(shard.directory()));
-  TRY(tables.remove(listing_key(home)));
-  TRY(tables.remove(split_key(home)));
+  for (const std::string& key : {listing_key(home), split_key(home), lease_key(home), fence_key(home)}) {
+    if (tables.lookup(key, zht::Range::nothing())) TRY(tables.remove(key));
+  }
   return Reply{};
 }
 
@@ -733,6 +794,7 @@ void add_procedures(zht::Procedures& procedures) {
   add(procedures, "promise_link", promise_link);
   add(procedures, "add_entry", change<LinkRequest, add_entry>);
   add(procedures, "settle_link", settle_link);
+  add(procedures, "pay", pay);
   add(procedures, "pay_debt", pay_debt);
   add(procedures, "reap", reap);
   add(procedures, "setattr", setattr);

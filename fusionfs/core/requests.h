@@ -17,6 +17,13 @@
 
 namespace fusionfs {
 
+// A field that older builds neither send nor know: it stands last, is left out while it has its default, and has that where a
+// request ends before it.
+template <typename T>
+struct Added {
+  T& value;
+};
+
 class Packer {
  public:
   explicit Packer(std::string& out) : to_(out) {}
@@ -52,6 +59,10 @@ class Packer {
     to_.u32(static_cast<std::uint32_t>(v.size()));
     for (const auto& each : v) put(each);
   }
+  template <typename T>
+  void put(const Added<T>& v) {
+    if (v.value != T{}) put(v.value);
+  }
   base::Writer to_;
 };
 
@@ -59,7 +70,7 @@ class Unpacker {
  public:
   explicit Unpacker(Bytes in) : from_(in) {}
   template <typename... Fields>
-  void operator()(Fields&... fields) {
+  void operator()(Fields&&... fields) {
     (get(fields), ...);
   }
   bool done() const { return good_ && from_.done(); }
@@ -89,6 +100,10 @@ class Unpacker {
   void get(std::vector<T>& v) {
     const std::uint32_t count = from_.u32();
     for (std::uint32_t i = 0; i < count && good_ && from_.ok(); ++i) get(v.emplace_back());
+  }
+  template <typename T>
+  void get(const Added<T>& v) {
+    if (from_.left() > 0) get(v.value);
   }
   template <typename T>
   void take(T& v, std::optional<T> decoded) {
@@ -123,6 +138,7 @@ std::optional<Message> unpack(Bytes bytes) {
 //   directory is being removed; `inode` is its record
 //   EREMCHG      the name is in another home: `shards` tells which
 //   EXFULL       the name is on its way to another home (a split is under way)
+//   ECANCELED    what was to arrive here has been called off, or `fence` was not this home's: `debt` is
 struct Reply {
   std::int32_t error = 0;
   std::optional<Entry> entry;        // found, made or removed
@@ -132,7 +148,7 @@ struct Reply {
   bool gone = false;                 // the inode that lost a link was removed with its last: its chunks can go
   // rename and transfers: the move took place; commit: `inode` comes without its content, which is what the asker has.
   bool done = false;
-  std::uint64_t debt = 0;            // a link is to be taken off an inode of another home
+  std::uint64_t debt = 0;            // a link is to be taken off an inode of another home; pay: the debt is noted as paid
   std::uint64_t sequence = 0;        // changes of names, and what is said of a directory: the last listing record's
   Nanos lease_left = 0;              // the asking session holds the directory's lease for this long
   Nanos wait = 0;                    // EUSERS: another session's lease ends after this
@@ -195,9 +211,10 @@ struct RenameRequest {                                         // rename: within
   InodeId dying{};  // the directory at `to`, which the caller has marked under `transfer`
   std::uint64_t transfer = 0;
   std::uint64_t session = 0;  // of the mount that asks: it is given, and holds, the lease
+  std::uint64_t fence = 0;    // with `dying`: the home's, as known before that was marked
   template <typename A>
   void fields(A& a) {
-    a(from, to, flags, now, held, dying, transfer, session);
+    a(from, to, flags, now, held, dying, transfer, session, Added<std::uint64_t>{fence});
   }
 };
 struct TransferRequest {  // move_begin, move_end, move_undo in the home left; move_install, move_cancel in the one
@@ -206,15 +223,16 @@ struct TransferRequest {  // move_begin, move_end, move_undo in the home left; m
   std::string name;  // in the home asked
   Nanos now = 0;
   std::uint32_t flags = 0;
-  HomeId to{};                 // move_begin
-  std::string to_name;         // move_begin
+  HomeId to{};                 // the home at the other end: move_begin where it goes, move_install where it comes from
+  std::string to_name;         // the name there
   std::optional<Entry> entry;  // move_install: what arrives; move_end: what was exchanged for it
   std::vector<InodeId> held;
   InodeId dying{};
   std::uint64_t session = 0;  // of the mount that asks: it is given, and holds, the lease
+  std::uint64_t fence = 0;    // move_install: of the home asked, as known before the name left was marked
   template <typename A>
   void fields(A& a) {
-    a(transfer, name, now, flags, to, to_name, entry, held, dying, session);
+    a(transfer, name, now, flags, to, to_name, entry, held, dying, session, Added<std::uint64_t>{fence});
   }
 };
 struct LinkRequest {  // link (within one home), promise_link, add_entry, settle_link
@@ -226,12 +244,36 @@ struct LinkRequest {  // link (within one home), promise_link, add_entry, settle
   HomeId to{};                // promise_link: where the name will be
   bool undo = false;          // settle_link
   std::uint64_t session = 0;  // of the mount that asks: it is given, and holds, the lease
+  std::uint64_t fence = 0;    // add_entry: of the home asked, as known before the link was promised
   template <typename A>
   void fields(A& a) {
-    a(inode, name, type, now, id, to, undo, session);
+    a(inode, name, type, now, id, to, undo, session, Added<std::uint64_t>{fence});
   }
 };
-struct DropRequest {  // pay_debt, reap
+struct PayRequest {  // pay: takes off the link that the debt `id` of home `debtor` is about
+  InodeId inode{};
+  std::uint64_t id = 0;
+  HomeId debtor{};
+  Nanos now = 0;
+  std::vector<InodeId> held;
+  std::uint64_t revision = 0;  // of the inode, read before the debt was seen to be there; 0: not read
+  template <typename A>
+  void fields(A& a) {
+    a(inode, id, debtor, now, held, revision);
+  }
+};
+// What the rename lock says: whoever takes it over calls `transfer`, which was to arrive in `to`, off first.
+struct RenameLock {
+  std::uint64_t owner = 0, transfer = 0;
+  HomeId from{}, to{};
+  std::string name;  // in `from`
+  Nanos since = 0;
+  template <typename A>
+  void fields(A& a) {
+    a(owner, transfer, from, to, name, since);
+  }
+};
+struct DropRequest {  // pay_debt (of mounts of older builds), reap
   InodeId inode{};
   std::uint64_t id = 0;
   Nanos now = 0;

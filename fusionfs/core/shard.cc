@@ -82,6 +82,20 @@ Result<std::optional<Reply>> Shard::elsewhere(Bytes name, bool to_change) {
   return std::optional<Reply>();
 }
 
+Result<std::uint64_t> Shard::fence() {
+  const auto found = tables_.lookup(fence_key(home_));
+  if (!found) return std::uint64_t{0};
+  if (found->value.size() != 8) return fail(Code::corrupt, "fence of ", tag_of(home_), ": damaged, or of a newer format");
+  return base::load<std::uint64_t>(found->value.data());
+}
+
+Result<void> Shard::grow_fence() {
+  TRY_LET(now, fence());
+  std::string value;
+  base::Writer(value).u64(now + 1);
+  return tables_.insert(fence_key(home_), value);
+}
+
 Result<Nanos> Shard::claim(std::uint64_t session) {
   const Nanos now = tables_.now().time_since_epoch().count();
   Lease lease;
@@ -128,6 +142,9 @@ Result<void> Shard::put(Inode& inode) {
 Result<void> Shard::erase(const Inode& inode) {
   TRY(tables_.remove(inode_key(inode.id)));
   if (inode.has(Inode::kHasAttributes)) TRY(tables_.remove(attributes_key(inode.id)));
+  for (const std::string& key : {locks_key(inode.id), provenance_key(inode.id)}) {
+    if (tables_.lookup(key, zht::Range::nothing())) TRY(tables_.remove(key));
+  }
   return {};
 }
 

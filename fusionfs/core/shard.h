@@ -47,6 +47,11 @@ class Shard {
   // homes to ask; EXFULL (only when it is to be changed) while the name is on its way to another home.
   base::Result<std::optional<Reply>> elsewhere(base::Bytes name, bool to_change);
 
+  // Whoever takes a change that was to arrive here for abandoned calls it off: the fence grows, and what was sent by somebody who
+  // knew an older one is refused, however late it comes. Nothing has to be remembered of each.
+  base::Result<std::uint64_t> fence();
+  base::Result<void> grow_fence();
+
   // Asks for the lease of the names for `session`. Returns how long another session has it: nothing may change then.
   base::Result<Nanos> claim(std::uint64_t session);
   Nanos lease_left() const { return lease_left_; }

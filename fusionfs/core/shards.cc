@@ -15,9 +15,7 @@ namespace {
 constexpr std::uint64_t kListingPage = std::uint64_t{4} << 20;  // bytes
 constexpr std::size_t kMovedAtOnce = 1000;                      // names of one request
 constexpr int kMaxRounds = 1000;
-
-// A live mount finishes a change in two homes within milliseconds; after this long its leftovers are settled by others.
-constexpr Nanos kAbandoned = 3'000'000'000;
+constexpr std::size_t kMostFences = 100'000;                   // homes
 
 struct Exclusive {
   explicit Exclusive(std::shared_mutex& guarded) : mutex(guarded) { mutex.lock(); }
@@ -34,13 +32,13 @@ std::string nothing() { return pack(DirectoryRequest{}); }
 // By the maker's clock, if that can be: else a leftover would be met as new in a minute's time as well. Nodes' clocks may
 // differ by any amount, though, and what was left by one that is ahead would be young for hours: what stays as it is
 // before our own eyes is given up too.
-bool Metadata::abandoned(const std::string& mark, Nanos since) {
-  if (now() - since > kAbandoned) return true;
+bool Metadata::abandoned(const std::string& mark, Nanos since, Nanos patience) {
+  if (now() - since > patience) return true;
   const base::Time at = clock_.now();
   const Exclusive lock(sighted_mutex_);
   if (sighted_.size() > 1000) std::erase_if(sighted_, [&](const auto& each) { return at - each.second > std::chrono::minutes(1); });
   const auto first = sighted_.try_emplace(mark + std::to_string(since), at).first;
-  return at - first->second > std::chrono::nanoseconds(kAbandoned);
+  return at - first->second > std::chrono::nanoseconds(patience);
 }
 
 HomeId Metadata::home_from(HomeId home, const std::string& name) const {
@@ -64,6 +62,20 @@ void Metadata::learn(HomeId home, const Reply& reply) {
   known.base = reply.shard_base;
   known.children = reply.shards;
   any_shards_.store(true, std::memory_order_release);
+}
+
+std::uint64_t Metadata::fence_of(HomeId home) {
+  if (!any_fences_.load(std::memory_order_acquire)) return 0;
+  const std::shared_lock lock(shards_mutex_);
+  const auto known = fences_.find(raw(home));
+  return known == fences_.end() ? 0 : known->second;
+}
+
+void Metadata::learn_fence(HomeId home, const Reply& reply) {
+  const Exclusive lock(shards_mutex_);
+  if (fences_.size() > kMostFences) fences_.clear();  // then it is told once more
+  fences_[raw(home)] = reply.debt;
+  any_fences_.store(true, std::memory_order_release);
 }
 
 Task<int> Metadata::follow(Reply reply, HomeId& home, std::string name) {

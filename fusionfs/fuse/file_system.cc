@@ -53,6 +53,7 @@ FileSystem::FileSystem(zht::Client& client, const base::Clock& clock, const Chun
                        });
                      },
                  .split_at = options_.split_at,
+                 .left = [this] { settle_ = true; },
                  .trouble = [this](const std::string& text) { warn_of_store(text); }}),
       locks_(client_, clock,
              {.session = session_, .life = options_.lock_life, .warn = [this](const std::string& text) { warn(text); }}) {
@@ -247,13 +248,27 @@ int FileSystem::stop() {
   return ending->first;
 }
 
+// settling_ is set.
+void FileSystem::settle(Task<Metadata::Leftovers> task) {
+  begin();
+  fusionfs::start(std::move(task), [this](Metadata::Leftovers left) {
+    {
+      const std::lock_guard lock(dirty_mutex_);
+      again_.insert(again_.end(), std::make_move_iterator(left.again.begin()), std::make_move_iterator(left.again.end()));
+    }
+    settling_ = false;
+    end();
+  });
+}
+
 // Deletes chunks, tells the kernel, keeps the session alive, commits what has been dirty for a while.
 void FileSystem::run_background() {
   auto beat_at = clock_.now();
   auto stores_at = beat_at;
   auto locks_at = beat_at + options_.lock_life / 4;
   auto commit_at = clock_.now() + options_.commit_interval;
-  std::deque<base::Time> settle_at;
+  base::Time settle_at = base::Time::max();
+  std::deque<base::Time> again_at;
   std::unique_lock lock(jobs_mutex_);
   for (;;) {
     if (jobs_.empty()) {
@@ -278,9 +293,8 @@ void FileSystem::run_background() {
     if (now >= beat_at) {
       client_.submit(Operation::insert(session_key(session_), "1", options_.session_life), [](Outcome) {});
       beat_at = now + options_.session_life / 4;
-      // When what was left is old enough; once more, since by a clock that is ahead it is so only when it has been met before;
-      // and when a directory without a name is sure to get none.
-      if (settle_.exchange(false)) settle_at = {now + kLeftAlone, now + 3 * kLeftAlone, now + 9 * kLeftAlone};
+      // When what was left is old enough.
+      if (settle_at == base::Time::max() && settle_.exchange(false)) settle_at = now + kLeftAlone;
       if (!burying_.exchange(true)) {
         begin();
         fusionfs::start(bury_dead_sessions(false), [this](int) {
@@ -298,10 +312,21 @@ void FileSystem::run_background() {
       locks_at = now + options_.lock_life / 4;
     }
     tend_appends();
-    if (!settle_at.empty() && now >= settle_at.front()) {
-      settle_at.pop_front();
-      begin();
-      fusionfs::start(metadata_.settle_leftovers(), [this](int) { end(); });
+    if (now >= settle_at && !settling_.exchange(true)) {
+      settle_at = base::Time::max();
+      // Of what is found once more, since by a clock that is ahead it is old enough only when it has been met before; and when a
+      // directory without a name is sure to get none.
+      again_at = {now + 2 * kLeftAlone, now + 8 * kLeftAlone};
+      settle(metadata_.settle_leftovers());
+    }
+    if (!again_at.empty() && now >= again_at.front() && !settling_.exchange(true)) {
+      again_at.pop_front();
+      std::vector<std::string> keys;
+      {
+        const std::lock_guard dirty_lock(dirty_mutex_);
+        keys.swap(again_);
+      }
+      settle(metadata_.look_again(std::move(keys)));
     }
     if (now >= commit_at) {
       std::set<InodeId> dirty;

@@ -232,6 +232,7 @@ class FileSystem {
   Task<int> find_stores(std::shared_ptr<MountedInode> inode);
   Task<int> end_append(std::shared_ptr<MountedInode> inode);
   void tend_appends();
+  void settle(Task<Metadata::Leftovers> task);
   void run_background();
 
   PatientClient client_;
@@ -255,6 +256,7 @@ class FileSystem {
   std::mutex dirty_mutex_;
   std::set<InodeId> dirty_;      // guarded by dirty_mutex_
   std::set<InodeId> appending_;  // those with appends_until. Guarded by dirty_mutex_
+  std::vector<std::string> again_;  // keys that settling has found, to be looked at once more. Guarded by dirty_mutex_
 
   std::mutex jobs_mutex_;
   std::condition_variable jobs_changed_;
@@ -262,7 +264,7 @@ class FileSystem {
   bool stopping_ = false;                   // guarded by jobs_mutex_
   std::thread background_;
   base::Time stores_sought_{};  // the background thread's
-  std::atomic<bool> burying_{false}, settle_{false}, ending_{false};
+  std::atomic<bool> burying_{false}, settle_{false}, settling_{false}, ending_{false};
   std::set<std::uint64_t> silent_;  // sessions that did not live when last looked at. Who has set burying_
 };
 

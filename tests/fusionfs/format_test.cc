@@ -147,5 +147,20 @@ TEST(Format, SplitGoldenBytes) {
   EXPECT_EQ(split.place(0b0011), std::nullopt);
 }
 
+// What was added to a request is left out while it says nothing: nodes of older builds read the rest, and what their mounts send.
+TEST(Format, AddedFieldsAreLeftOutAndMayBeMissing) {
+  TransferRequest request;
+  request.name = "a";
+  const std::string before = pack(request);
+  request.fence = 7;
+  const std::string after = pack(request);
+  EXPECT_EQ(after.size(), before.size() + 8);
+  EXPECT_TRUE(after.starts_with(before));
+  EXPECT_EQ(unpack<TransferRequest>(after)->fence, 7u);
+  EXPECT_EQ(unpack<TransferRequest>(before)->fence, 0u);
+  EXPECT_FALSE(unpack<TransferRequest>(after + "x"));
+  EXPECT_FALSE(unpack<TransferRequest>(Bytes(after).substr(0, after.size() - 1)));
+}
+
 }  // namespace
 }  // namespace fusionfs

@@ -101,6 +101,7 @@ class MetadataTest : public testing::Test {
     for (const auto& [sequence, name] : wait(metadata_->list(directory, {})).listing.names) names += name.name + " ";
     return names;
   }
+  int settle_leftovers() { return wait(metadata_->settle_leftovers()).error; }
   void later(int seconds) { store_->advance(std::chrono::seconds(seconds)); }
   // Every key of the file system, for finding leftovers.
   std::vector<std::string> keys(const std::string& part) {
@@ -175,7 +176,7 @@ class CrashTest : public MetadataTest {
     Metadata crashing(dying, store_->clock(), options);
     change(crashing, top);
     later(60);
-    EXPECT_EQ(wait(metadata_->settle_leftovers()), 0);
+    EXPECT_EQ(settle_leftovers(), 0);
     Check check(*client_, *metadata_);
     Census census;
     const auto found = check.read(census);
