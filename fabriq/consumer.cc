@@ -227,7 +227,12 @@ Result<Consumer::Batch> Consumer::pop_batch(std::uint32_t most, Millis wait, con
       riding.clear();
       batch.deliveries = state.queue.deliveries_of(*chosen, answer.reply);
       batch.receipts = std::move(answer.reply.groups);
-      if (!again.empty()) TRY(settle_now(again, again_at));
+      if (!again.empty()) {
+        // What was popped is out of the queue until its lease ends: it is the caller's, whatever becomes of these. They stay `busy`,
+        // which says that nothing was done.
+        const auto done = settle_now(again, again_at);
+        if (!done && batch.deliveries.empty()) return done.error();
+      }
       if (!batch.deliveries.empty()) return batch;
     } else {
       if (std::chrono::steady_clock::now() >= deadline) return batch;

@@ -51,6 +51,48 @@ TEST_F(QueueTest, WhatIsPushedIsPopped) {
   EXPECT_EQ(consumer.pop().code(), Code::not_found);
 }
 
+// What rides along on a pop and finds no room there is sent again by itself. The messages that were popped are the caller's even when
+// that fails: nobody else has them until their leases end.
+TEST_F(QueueTest, PoppedMessagesAreDeliveredThoughASettlementIsNot) {
+  class Refusing final : public zht::Client {
+   public:
+    explicit Refusing(zht::Client& inner) : inner_(inner) {}
+    void submit(zht::Operation operation, zht::Completion completion, zht::Millis timeout) override {
+      if (operation.procedure != "fabriq.settle" || !refuses) return inner_.submit(std::move(operation), std::move(completion), timeout);
+      zht::Outcome outcome;
+      outcome.code = Code::unavailable;
+      completion(std::move(outcome));
+    }
+    std::uint32_t partition_count() const override { return inner_.partition_count(); }
+    bool refuses = true;
+
+   private:
+    zht::Client& inner_;
+  };
+  make("jobs", {.partitions = 1});
+  Refusing refusing(*client_);
+  const Queue queue = *Queue::open(refusing, "jobs");
+  Producer producer(queue, {});
+  constexpr int kCount = 1000;
+  for (int i = 0; i < kCount; i++) ASSERT_TRUE(producer.push("body"));
+  Consumer consumer(queue, {.lease = 1h});
+  std::vector<Settle> back;
+  while (back.size() < kCount - 2) {
+    const auto delivery = consumer.pop();
+    ASSERT_TRUE(delivery);
+    back.push_back({Settle::Kind::give_back, delivery->receipt, 3'600'000});
+  }
+  const auto batch = consumer.pop_batch(1, {}, back);
+  ASSERT_TRUE(batch) << batch.error().message;
+  ASSERT_EQ(batch->deliveries.size(), 1u);
+  const auto is = [&](Settled::Outcome outcome) {
+    return std::count_if(batch->settled.begin(), batch->settled.end(), [&](const Settled& each) { return each.outcome == outcome; });
+  };
+  EXPECT_GT(is(Settled::Outcome::busy), 0) << "or this test shows nothing";
+  EXPECT_EQ(is(Settled::Outcome::busy) + is(Settled::Outcome::done), kCount - 2);
+  EXPECT_EQ(queue.info()->total.leased, static_cast<std::uint64_t>(is(Settled::Outcome::busy)) + 1);
+}
+
 TEST_F(QueueTest, ANameIsTakenOnceAndFreeAfterDelete) {
   const Queue queue = make("jobs");
   EXPECT_EQ(Queue::create(*client_, "jobs", {}).code(), Code::conflict);
