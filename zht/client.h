@@ -171,7 +171,9 @@ struct ClientOptions {
   Millis connect_timeout{2'000};
   bool quiet = false;                // do not say on stderr that a node was started
   bool start_node = true;             // start the local node when none runs (also when it dies under a running client)
-  std::size_t max_in_flight = 65'536;  // operations; one more waits for room (submit blocks, except on a client thread)
+  // Operations, callbacks aside; one more waits for room (submit blocks, except on a client thread).
+  std::size_t max_in_flight = 65'536;
+  std::size_t max_waiters = 1'048'576;  // callbacks; one more is refused (no_space)
   // Idle connections that are kept, of blocking calls and of submit() each, over all instances; past it the one unused for
   // longest is closed. At least 1. (A blocking call opens one of its own where all are in use, up to 64 an instance.)
   std::size_t max_connections = 256;

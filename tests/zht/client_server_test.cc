@@ -147,6 +147,33 @@ TEST_F(ClientTest, PipelinedOperationsFromManyThreadsAreAllAnsweredOnce) {
   for (int i = 0; i < threads * each; i++) ASSERT_EQ(answers[static_cast<std::size_t>(i)].value, std::to_string(i));
 }
 
+// A program that waits for many conditions goes on with its other work.
+TEST_F(ClientTest, WaitersHoldUpNobodyElse) {
+  ClientOptions with = options();
+  with.max_in_flight = 100;
+  with.max_waiters = 400;
+  const auto c = client(with);
+  ASSERT_TRUE(c->insert("here", "1"));
+  std::promise<void> all_refused, all_woken;
+  std::atomic<int> refused = 0, woken = 0;
+  const auto began = std::chrono::steady_clock::now();
+  for (int i = 0; i < 450; i++)
+    c->submit(
+        Operation::callback("nothing", Condition::present()),
+        [&](Outcome outcome) {
+          if (outcome.code == Code::no_space && ++refused == 50) all_refused.set_value();
+          if (outcome.ok() && ++woken == 400) all_woken.set_value();
+        },
+        60s);
+  std::promise<std::string> found;
+  c->submit(Operation::lookup("here"), [&](Outcome outcome) { found.set_value(outcome.value); });
+  EXPECT_EQ(found.get_future().get(), "1");
+  EXPECT_EQ(all_refused.get_future().wait_for(30s), std::future_status::ready);
+  EXPECT_TRUE(c->insert("nothing", "something"));
+  EXPECT_EQ(all_woken.get_future().wait_for(30s), std::future_status::ready);
+  EXPECT_LT(std::chrono::steady_clock::now() - began, 50s) << "before a wait would have ended by itself";
+}
+
 TEST_F(ClientTest, ACompletionMaySubmit) {
   const auto c = client();
   std::promise<std::string> found;

@@ -60,12 +60,17 @@ class Engine::Loop {
     {
       std::unique_lock lock(mutex_);
       for (std::size_t i = 0; i < count; i++) {
-        if (!on_thread && outstanding_ >= options_.max_in_flight) {
+        if (is_waiter(*pendings[i])) {
+          // Whoever waits for a condition may do so for hours: others are not held up by it.
+          if (waiters_ >= options_.max_waiters)
+            pendings[i]->ready = failed(Code::no_space, std::to_string(waiters_) + " callbacks wait already; ClientOptions::max_waiters");
+          waiters_++;
+        } else if (!on_thread && outstanding_ >= options_.max_in_flight) {
           if (wake) asio::post(io_, [this] { turn(); });
           wake = false;
           room_.wait(lock, [this] { return outstanding_ < options_.max_in_flight; });
         }
-        outstanding_++;
+        if (!is_waiter(*pendings[i])) outstanding_++;
         inbox_.push_back(std::move(pendings[i]));
         wake = wake || !std::exchange(woken_, true);
       }
@@ -74,7 +79,7 @@ class Engine::Loop {
   }
   bool has_requests() const {
     const std::lock_guard lock(mutex_);
-    return outstanding_ > 0;
+    return outstanding_ + waiters_ > 0;
   }
   void cancel(RequestNumber name) {
     {
@@ -180,11 +185,14 @@ class Engine::Loop {
     return outcome;
   }
 
+  static bool is_waiter(const Pending& pending) { return pending.operation.kind == OpKind::callback; }
+
   void finish(Pending& pending, Outcome outcome) {
     if (pending.number.sequence != 0) session_.end(pending.number);
     {
       const std::lock_guard lock(mutex_);
-      if (outstanding_-- == options_.max_in_flight) room_.notify_all();
+      if (is_waiter(pending)) waiters_--;
+      else if (outstanding_-- == options_.max_in_flight) room_.notify_all();
     }
     pending.completion(std::move(outcome));
   }
@@ -868,7 +876,8 @@ class Engine::Loop {
   std::condition_variable room_;
   std::vector<std::unique_ptr<Pending>> inbox_;
   std::vector<RequestNumber> cancelled_;
-  std::size_t outstanding_ = 0;
+  std::size_t outstanding_ = 0;  // callbacks not counted
+  std::size_t waiters_ = 0;      // callbacks
   bool woken_ = false;  // a turn is coming
 };
 

@@ -37,6 +37,7 @@ class Engine {
   struct Options {
     Millis connect_timeout{2'000};
     std::size_t max_in_flight = 65'536;
+    std::size_t max_waiters = 1'048'576;
     std::size_t max_connections = 256;
     // Called on the engine's thread when an instance cannot be reached or says that it is the wrong one. Must not block.
     std::function<void()> want_table;

@@ -63,7 +63,7 @@ NetworkClient::~NetworkClient() {
 Engine& NetworkClient::engine() {
   std::call_once(engine_once_, [this] {
     engine_ = std::make_unique<Engine>(
-        session_, Engine::Options{options_.connect_timeout, std::max<std::size_t>(options_.max_in_flight, 1),
+        session_, Engine::Options{options_.connect_timeout, std::max<std::size_t>(options_.max_in_flight, 1), options_.max_waiters,
                                   std::max<std::size_t>(options_.max_connections, 1), [this] { want_table(); }});
     engine_seen_ = engine_.get();
   });

@@ -556,15 +556,30 @@ void InProcessClient::cancel(RequestNumber request) {
 RequestNumber InProcessClient::enqueue(Job job, bool named) {
   std::unique_lock lock(mutex_);
   if (!worker_.joinable() && !closing_) worker_ = std::thread([this] { work(); });
-  if (std::this_thread::get_id() != worker_.get_id())
-    room_.wait(lock, [this] { return in_flight_ < options_.max_in_flight; });
-  in_flight_++;
+  if (job.operation.kind == OpKind::callback) {
+    if (waiters_ >= options_.max_waiters) {
+      const std::string full = std::to_string(waiters_) + " callbacks wait already; ClientOptions::max_waiters";
+      lock.unlock();
+      job.completion(failed(Code::no_space, full));
+      return 0;
+    }
+    waiters_++;
+  } else {
+    if (std::this_thread::get_id() != worker_.get_id())
+      room_.wait(lock, [this] { return in_flight_ < options_.max_in_flight; });
+    in_flight_++;
+  }
   if (job.timeout.count() <= 0) job.timeout = options_.timeout;
   if (named) job.name = ++names_;
   const RequestNumber name = job.name;
   jobs_.push_back(std::move(job));
   if (asleep_) wanted_.notify_one();
   return name;
+}
+
+void InProcessClient::leave_locked(OpKind kind) {
+  if (kind == OpKind::callback) waiters_--;
+  else if (in_flight_-- == options_.max_in_flight) room_.notify_all();
 }
 
 // ---- the worker ----
@@ -686,8 +701,7 @@ void InProcessClient::end_jobs(const Late& some) {
   }
   {
     const std::lock_guard lock(mutex_);
-    if (in_flight_ >= options_.max_in_flight) room_.notify_all();
-    in_flight_ -= ended.size();
+    for (const auto& [job, item] : ended) leave_locked(job->operation.kind);
   }
   for (const auto& [job, item] : ended) job->completion(std::move(item->outcome));
 }
@@ -697,7 +711,7 @@ void InProcessClient::end_waiting(std::map<std::uint64_t, Waiting>::iterator wai
   waiting_.erase(waiting);
   {
     const std::lock_guard lock(mutex_);
-    if (in_flight_-- == options_.max_in_flight) room_.notify_all();
+    leave_locked(OpKind::callback);
   }
   completion(std::move(outcome));
 }
@@ -740,7 +754,7 @@ void InProcessClient::take_arrivals(std::vector<Arrival>& arrivals) {
 
 void InProcessClient::send_elsewhere(Operation operation, Completion completion, Millis timeout, RequestNumber name) {
   const std::uint64_t request = ++requests_;
-  away_[request] = {std::move(completion), 0, name};
+  away_[request] = {std::move(completion), 0, name, operation.kind};
   Client* const other = elsewhere();
   const auto come_back = [this, request](Outcome outcome) {  // on the other client's thread
     const std::lock_guard lock(mutex_);
@@ -755,10 +769,11 @@ void InProcessClient::take_returns(std::vector<Return>& returns) {
   for (Return& one : returns) {
     const auto away = away_.find(one.request);
     const Completion completion = std::move(away->second.completion);
+    const OpKind kind = away->second.kind;
     away_.erase(away);
     {
       const std::lock_guard lock(mutex_);
-      if (in_flight_-- == options_.max_in_flight) room_.notify_all();
+      leave_locked(kind);
     }
     completion(std::move(one.outcome));
   }
@@ -780,8 +795,7 @@ void InProcessClient::end_overdue() {
   }
   {
     const std::lock_guard lock(mutex_);
-    if (in_flight_ >= options_.max_in_flight) room_.notify_all();
-    in_flight_ -= overdue.size();
+    waiters_ -= overdue.size();
   }
   for (Waiting& one : overdue) one.completion(failed(Code::timeout, "the condition did not hold in time"));
 }

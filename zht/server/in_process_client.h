@@ -40,7 +40,8 @@ class InProcessClient final : public Client {
     std::size_t max_value_size = kMaxValueSize;
     std::vector<std::uint32_t> instance_of;  // partition -> index into `instances`
     Millis timeout{10'000};                  // of a callback without one
-    std::size_t max_in_flight = 65'536;      // of submit()
+    std::size_t max_in_flight = 65'536;      // of submit(), callbacks aside
+    std::size_t max_waiters = 1'048'576;     // callbacks; one more is refused
     std::function<Client*()> elsewhere;      // the client for what other nodes have a part in; any thread, lives as `owner` does
   };
   // `number`: another for each client of a node. The instances live as long as `owner` is held, and may have stopped:
@@ -119,6 +120,7 @@ class InProcessClient final : public Client {
   struct Away {
     Completion completion;
     RequestNumber there = 0, name = 0;
+    OpKind kind{};
   };
   struct Arrival {
     std::size_t instance = 0;
@@ -128,6 +130,7 @@ class InProcessClient final : public Client {
   static wire::Frame plain_frame(Port& port, const core::Instance& core, OpKind kind, std::uint64_t request, PartitionId partition,
                                  Bytes key, Bytes value);
   RequestNumber enqueue(Job job, bool named);
+  void leave_locked(OpKind kind);  // an operation has ended. mutex_ is held
   Client* elsewhere() const;
   std::uint32_t instance_of(PartitionId partition) const { return options_.instance_of[static_cast<std::uint32_t>(partition)]; }
   bool is_plain(Bytes key, Bytes value) const {
@@ -170,7 +173,8 @@ class InProcessClient final : public Client {
   std::size_t late_count_ = 0;  // rounds whose `then` is still to be heard
   std::vector<RequestNumber> cancelled_;
   RequestNumber names_ = 0;
-  std::size_t in_flight_ = 0;
+  std::size_t in_flight_ = 0;  // callbacks not counted
+  std::size_t waiters_ = 0;    // callbacks
   bool asleep_ = false, closing_ = false;
   std::thread worker_;  // from the first submit()
 };
