@@ -12,6 +12,7 @@
 #include <mutex>
 #include <thread>
 
+#include "matrix/agent/expiry.h"
 #include "matrix/core/expand.h"
 #include "matrix/core/scheduler.h"
 #include "matrix/exec/executor.h"
@@ -33,8 +34,6 @@ using zht::Range;
 using namespace std::chrono_literals;
 
 constexpr Millis kWatch{30'000};                                // a callback is registered anew after this long
-constexpr std::uint64_t kHistoryTrim = std::uint64_t{1} << 20;  // bytes
-constexpr std::uint64_t kHistoryKept = 2000;                    // jobs
 constexpr Millis kRetry{100};                                   // between tries of what has no back-off of its own
 constexpr std::uint64_t kInboxTrim = std::uint64_t{64} << 10;   // bytes read; then the inbox is emptied
 
@@ -46,12 +45,15 @@ std::uint64_t wall_us() {
           .count());
 }
 
-// Many slots need many descriptors. Tasks get the limit this process was started with.
-void raise_descriptor_limit() {
+// Many slots need many descriptors. Returns the limit this process was started with: a program that closes, or waits with select()
+// for, all descriptors it may have is not to be given ours.
+std::uint64_t raise_descriptor_limit() {
   rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  limit.rlim_cur = std::min<rlim_t>(limit.rlim_max, 65'536);
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return 0;
+  const rlim_t before = limit.rlim_cur;
+  limit.rlim_cur = std::max(before, std::min<rlim_t>(limit.rlim_max, 65'536));
   setrlimit(RLIMIT_NOFILE, &limit);
+  return before;
 }
 
 // Set by the agent for each task.
@@ -123,7 +125,7 @@ class Agent::Loop {
 
   Result<void> run(int stop_fd) {
     mailbox_->event = event_;
-    raise_descriptor_limit();
+    open_files_ = raise_descriptor_limit();
     TRY(begin_session());
     const std::size_t leftovers = kill_leftovers(options_.name + ":", std::to_string(incarnation_));
     if (leftovers > 0) log_.warn("killed processes of an earlier agent", {{"count", leftovers}});
@@ -147,6 +149,8 @@ class Agent::Loop {
           });
         });
     TRY(find_live_jobs());
+    Expiry expiry(client_, options_.name, options_.data_folder);
+    expiry.start();
     watch_inbox();
     log_.info("serving", {{"agent", options_.name}, {"incarnation", incarnation_}, {"slots", options_.slots}});
     while (!retired_) {
@@ -337,20 +341,9 @@ class Agent::Loop {
            if (outcome.ok()) {
              inbox_offset_ = 0;
              inbox_version_ = outcome.version;
-             trim_history();
            }
            watch_inbox();
          });
-  }
-
-  // Now and then, so that it does not grow for ever. A submission in between makes the swap fail; the next time will
-  // do.
-  void trim_history() {
-    const std::string key = keys::history(options_.name);
-    send(Operation::lookup(key, Range::tail(kHistoryKept)), [this, key](Outcome& outcome) {
-      if (!outcome.ok() || outcome.size < kHistoryTrim) return;
-      send(Operation::cswap(key, Condition::at_version(outcome.version), std::move(outcome.value)), [](Outcome&) {});
-    });
   }
 
   void perform(Scheduler::Claim& claim) {
@@ -436,6 +429,7 @@ class Agent::Loop {
       common.cwd = job.cwd.empty() ? "/" : job.cwd;
       common.stdin_path = job.stdin_path;
       common.umask = static_cast<mode_t>(job.umask);
+      common.open_files = job.open_files != 0 ? job.open_files : open_files_;
       setting = std::make_shared<const Setting>(std::move(common));
     }
     Executor::Task task;
@@ -488,6 +482,7 @@ class Agent::Loop {
   support::Log log_;
   std::uint64_t incarnation_ = 0;
   int event_ = -1;
+  std::uint64_t open_files_ = 0;
   std::shared_ptr<Mailbox> mailbox_ = std::make_shared<Mailbox>();
   std::unique_ptr<Scheduler> scheduler_;
   std::unique_ptr<Executor> executor_;

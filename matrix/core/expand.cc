@@ -36,35 +36,76 @@ std::string value_of(std::string_view placeholder, const std::string& item, std:
   return std::to_string(number);
 }
 
-std::string_view placeholder_at(std::string_view text) {
+struct Placeholder {
+  std::size_t size = 0;   // of its text; 0: there is none
+  std::size_t part = 0;   // which source, from 1; 0: all
+  std::string_view what;  // one of kPlaceholders
+};
+
+// At the beginning of `text`, of a command with so many sources.
+Placeholder placeholder_at(std::string_view text, std::size_t parts) {
   for (const auto placeholder : kPlaceholders)
-    if (text.starts_with(placeholder)) return placeholder;
+    if (text.starts_with(placeholder)) return {placeholder.size(), 0, placeholder};
+  std::size_t at = 1, part = 0;
+  for (; at < text.size() && at < 4 && text[at] >= '0' && text[at] <= '9'; at++) part = part * 10 + static_cast<std::size_t>(text[at] - '0');
+  if (at == 1 || part == 0 || part > parts) return {};
+  for (const auto placeholder : kPlaceholders)
+    if (placeholder != "{#}" && text.substr(at).starts_with(placeholder.substr(1))) return {at + placeholder.size() - 1, part, placeholder};
   return {};
 }
 
 }  // namespace
 
-bool has_placeholder(const std::string& word) {
+bool has_placeholder(const std::string& word, std::size_t sources) {
   for (std::size_t at = word.find('{'); at != std::string::npos; at = word.find('{', at + 1))
-    if (!placeholder_at(std::string_view(word).substr(at)).empty()) return true;
+    if (placeholder_at(std::string_view(word).substr(at), sources).size != 0) return true;
   return false;
 }
 
 std::string expand(const std::string& word, const std::string& item, std::uint64_t number, bool quoted) {
+  return expand(word, std::vector<std::string>{item}, number, quoted);
+}
+
+std::string expand(const std::string& word, const std::vector<std::string>& parts, std::uint64_t number, bool quoted) {
   std::string out;
   std::size_t from = 0;
-  for (std::size_t at = word.find('{'); at != std::string::npos; at = word.find('{', from)) {
-    const std::string_view placeholder = placeholder_at(std::string_view(word).substr(at));
-    out.append(word, from, at - from);
-    from = at + std::max<std::size_t>(placeholder.size(), 1);
-    if (placeholder.empty()) {
-      out += '{';
-      continue;
-    }
-    const std::string value = value_of(placeholder, item, number);
+  const auto put = [&](std::string_view what, const std::string& part) {
+    const std::string value = value_of(what, part, number);
     out += quoted ? quote_for_shell(value) : value;
+  };
+  for (std::size_t at = word.find('{'); at != std::string::npos; at = word.find('{', from)) {
+    const Placeholder found = placeholder_at(std::string_view(word).substr(at), parts.size());
+    out.append(word, from, at - from);
+    from = at + std::max<std::size_t>(found.size, 1);
+    if (found.size == 0) {
+      out += '{';
+    } else if (found.part != 0) {
+      put(found.what, parts[found.part - 1]);
+    } else if (found.what == "{#}") {
+      put(found.what, {});
+    } else {
+      for (std::size_t i = 0; i < parts.size(); i++) {
+        if (i > 0) out += ' ';
+        put(found.what, parts[i]);
+      }
+    }
   }
   return out.append(word, from);
+}
+
+std::vector<std::vector<std::string>> combinations(const std::vector<std::vector<std::string>>& sources) {
+  std::vector<std::vector<std::string>> all{{}};
+  for (const auto& source : sources) {
+    std::vector<std::vector<std::string>> more;
+    for (const auto& before : all) {
+      for (const auto& item : source) {
+        more.push_back(before);
+        more.back().push_back(item);
+      }
+    }
+    all = std::move(more);
+  }
+  return all;
 }
 
 std::string quote_for_shell(const std::string& text) {

@@ -40,6 +40,8 @@ void put(proto::Job& to, const Job& from) {
   to.set_cwd(from.cwd);
   to.set_stdin_path(from.stdin_path);
   to.set_umask(from.umask);
+  to.set_open_files(from.open_files);
+  to.set_keep_ms(from.keep_ms);
   to.set_cpus(from.cpus);
   to.set_retries(from.retries);
   to.set_timeout_ms(from.timeout_ms);
@@ -69,6 +71,8 @@ Result<Job> get(const proto::Job& from) {
   job.cwd = from.cwd();
   job.stdin_path = from.stdin_path();
   job.umask = from.umask();
+  job.open_files = from.open_files();
+  job.keep_ms = from.keep_ms();
   job.cpus = from.cpus();
   job.retries = from.retries();
   job.timeout_ms = from.timeout_ms();

@@ -4,6 +4,7 @@
 // All records of a job share the hash tag {t:<job>}, so one request can read a chunk, record results and count them.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -16,6 +17,9 @@ namespace matrix {
 
 inline constexpr std::uint32_t kChunkSize = 1024;      // tasks in a chunk record
 inline constexpr std::uint32_t kMaxTasks = 4'000'000;  // of a job: its chunks must fit one procedure's steps
+
+// A job's records and outputs go so long after its end, unless it says otherwise.
+inline constexpr std::chrono::milliseconds kDefaultKeep{std::chrono::hours(24 * 7)};
 
 // How a task stands. Everything from `done` on is an end state: the first one recorded is final.
 enum class TaskState : std::uint8_t {
@@ -45,6 +49,8 @@ struct Job {
   std::string cwd;
   std::string stdin_path;  // empty: /dev/null
   std::uint32_t umask = 022;
+  std::uint64_t open_files = 0;  // soft limit of descriptors, as the submitter has it; 0: the agent's own
+  std::uint64_t keep_ms = 0;     // after its end; 0: kDefaultKeep
   std::uint32_t cpus = 1;
   std::uint32_t retries = 0;
   std::uint64_t timeout_ms = 0;  // of one attempt; 0: none

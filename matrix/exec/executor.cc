@@ -302,6 +302,7 @@ class Executor::Worker {
                                out[1],
                                err[1],
                                common.umask,
+                               common.open_files,
                                getpid()};
     const std::uint64_t now_us = wall_us();
     const Instant now = steady_clock::now();

@@ -38,6 +38,7 @@ class Setting {
     std::string cwd = "/";
     std::string stdin_path;  // empty: /dev/null
     mode_t umask = 022;
+    std::uint64_t open_files = 0;  // soft limit of descriptors; 0: this process's
   };
   explicit Setting(Options options);
   const Options& options() const { return options_; }

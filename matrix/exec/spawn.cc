@@ -4,6 +4,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -36,11 +37,18 @@ int be_born(void* argument) {
   by_default.sa_handler = SIG_DFL;
   for (const int number : {SIGPIPE, SIGHUP, SIGINT, SIGQUIT, SIGTERM}) sigaction(number, &by_default, nullptr);
   ::umask(request.umask);
+  rlimit files{};
+  if (request.open_files != 0 && getrlimit(RLIMIT_NOFILE, &files) == 0) {
+    files.rlim_cur = request.open_files < files.rlim_max ? request.open_files : files.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &files);
+  }
   if (chdir(request.cwd) != 0) return give_up(birth, Spawned::Step::cwd);
   int input = request.null_fd;
   if (request.stdin_path != nullptr) {
-    input = open(request.stdin_path, O_RDONLY | O_CLOEXEC | O_NOCTTY);
+    // Of a pipe without a writer: nothing is read, and nobody is waited for while the caller's thread sleeps.
+    input = open(request.stdin_path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (input < 0) return give_up(birth, Spawned::Step::open_stdin);
+    fcntl(input, F_SETFL, 0);
   }
   dup2(input, STDIN_FILENO);
   dup2(request.output_fd, STDOUT_FILENO);

@@ -17,6 +17,7 @@ struct SpawnRequest {
   int null_fd;
   int output_fd, error_fd;
   mode_t umask;
+  unsigned long open_files;  // soft limit of descriptors; 0: the caller's
   pid_t agent;  // the caller's pid: when it is not the parent any more, the child does not start
 };
 struct Spawned {

@@ -1,10 +1,12 @@
 // run, map, submit.
 #include <fcntl.h>
 #include <sys/inotify.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -15,6 +17,7 @@
 #include "matrix/core/expand.h"
 #include "matrix/tool/common.h"
 #include "matrix/tool/graph_file.h"
+#include "matrix/tool/standard_input.h"
 #include "zht/support/output.h"
 #include "zht/support/paths.h"
 #include "zht/support/progress.h"
@@ -33,6 +36,7 @@ struct SubmitFlags {
   std::string name, array, cwd, stdin_path;
   std::vector<std::string> after, environment;
   bool after_any = false, shell = false, at_most_once = false, clean = false;
+  milliseconds keep{0};
   std::uint32_t cpus = 1, retries = 0;
   std::int32_t priority = 0;
   milliseconds timeout{0};
@@ -42,6 +46,7 @@ void add_flags(CLI::App& app, SubmitFlags& flags, bool array) {
   // --timeout belongs to the task here; how long to try to reach the store has its default.
   app.remove_option(app.get_option("--timeout"));
   support::add_duration(app, "--timeout", flags.timeout, "end an attempt that runs longer, such as 90s; exit code 124");
+  support::add_duration(app, "--keep", flags.keep, "remove records and outputs so long after the end; default 7d");
   app.add_option("--name", flags.name, "a name to find the job by")->type_name("NAME");
   app.add_option("--after", flags.after, "start when these jobs have succeeded; if one fails, skip")
       ->type_name("JOB[,JOB]")
@@ -60,17 +65,25 @@ void add_flags(CLI::App& app, SubmitFlags& flags, bool array) {
       ->type_name("NAME=VALUE")
       ->allow_extra_args(false);
   app.add_flag("--clean-env", flags.clean, "only --env variables, PATH and HOME");
-  app.add_option("--stdin", flags.stdin_path, "file that each task reads as standard input; default none")
+  app.add_option("--stdin", flags.stdin_path,
+                 "file that each task reads as standard input; default none (`run`: this program's, unless a terminal)")
       ->type_name("FILE");
   app.add_flag("--shell", flags.shell, "the command is one line for /bin/sh; what replaces {} is quoted for it");
   app.add_flag("--at-most-once", flags.at_most_once,
                "never run a task again after its agent died; it is recorded as lost");
 }
 
-// What is left of the line: [::: items] [--] command [::: items].
+// What is left of the line: [::: items [::: items]...] [--] command [::: items [::: items]...].
 struct Words {
-  std::vector<std::string> command, items;
-  bool has_items = false;
+  std::vector<std::string> command;
+  std::vector<std::vector<std::string>> sources;
+  // Takes the words from `at`, a ":::", up to `end`.
+  void add_sources(const std::vector<std::string>& rest, std::size_t& at, std::size_t end) {
+    for (; at < end; at++) {
+      if (rest[at] == ":::") sources.emplace_back();
+      else sources.back().push_back(rest[at]);
+    }
+  }
 };
 
 Result<Words> split_words(const std::vector<std::string>& rest, const std::string& verb, bool map) {
@@ -79,17 +92,20 @@ Result<Words> split_words(const std::vector<std::string>& rest, const std::strin
   if (at < rest.size() && rest[at].size() > 1 && rest[at][0] == '-' && rest[at] != "--")
     return fail(Code::invalid, "unknown option '", rest[at], "'; try 'matrix ", verb, " --help'");
   if (map && at < rest.size() && rest[at] == ":::") {
-    words.has_items = true;
-    for (at++; at < rest.size() && rest[at] != "--"; at++) words.items.push_back(rest[at]);
+    const auto command = std::find(rest.begin(), rest.end(), "--");
+    words.add_sources(rest, at, static_cast<std::size_t>(command - rest.begin()));
   }
   if (at < rest.size() && rest[at] == "--") at++;
   for (; at < rest.size(); at++) {
-    if (map && !words.has_items && rest[at] == ":::") {
-      words.has_items = true;
-      words.items.assign(rest.begin() + static_cast<std::ptrdiff_t>(at) + 1, rest.end());
+    if (map && words.sources.empty() && rest[at] == ":::") {
+      words.add_sources(rest, at, rest.size());
       break;
     }
     words.command.push_back(rest[at]);
+  }
+  for (const char* mark : {"::::", ":::+", "::::+"}) {
+    if (map && std::find(words.command.begin(), words.command.end(), mark) != words.command.end())
+      return fail(Code::invalid, "'", mark, "' is not supported; give items after :::, or a file of them with -a");
   }
   if (words.command.empty())
     return fail(Code::invalid, "no command given; write it after --, as in: matrix ", verb,
@@ -118,15 +134,19 @@ Result<void> parse_array(const std::string& text, Job& job) {
   return {};
 }
 
+std::string one_line(const std::vector<std::string>& words) {
+  std::string line;
+  for (const auto& word : words) line += (line.empty() ? "" : " ") + word;
+  return line;
+}
+
 Result<Job> job_of(const SubmitFlags& flags, std::vector<std::string> command, Reach& reach) {
   Job job;
   job.name = flags.name;
   if (!job.name.empty()) TRY(check_name(job.name));
   job.argv = std::move(command);
   if (flags.shell) {
-    std::string line;
-    for (const auto& word : job.argv) line += (line.empty() ? "" : " ") + word;
-    job.argv = {line};
+    job.argv = {one_line(job.argv)};
     job.shell = true;
   }
   job.cpus = flags.cpus;
@@ -142,6 +162,9 @@ Result<Job> job_of(const SubmitFlags& flags, std::vector<std::string> command, R
     if (access(path.c_str(), R_OK) != 0) return base::fail_errno(errno, "--stdin " + flags.stdin_path);
     job.stdin_path = path;
   }
+  job.keep_ms = static_cast<std::uint64_t>(flags.keep.count());
+  rlimit files{};
+  if (getrlimit(RLIMIT_NOFILE, &files) == 0) job.open_files = files.rlim_cur;
   const mode_t mask = umask(022);
   umask(mask);
   job.umask = mask;
@@ -208,6 +231,12 @@ Result<int> run(const Context& context, const SubmitFlags& flags, const std::vec
   TRY_LET(job, job_of(flags, words.command, reach));
   const bool json = context.flags->json;
   job.stream = !json;
+  std::unique_ptr<StandardInput> input;
+  if (flags.stdin_path.empty()) {
+    TRY_LET(carried, StandardInput::carry(reach.data + "/matrix"));
+    input = std::move(carried);
+    if (input) job.stdin_path = input->path();
+  }
   TRY_LET(id, reach.jobs->submit(job));
   expect_agent(context, reach);
   // A job that lasts longer than a moment writes its output to files, which are followed as they grow.
@@ -288,12 +317,24 @@ class InOrder {
   std::map<std::uint32_t, TaskResult> held_;
 };
 
-Result<std::vector<Item>> read_items(const std::string& file, bool null_separated, const Words& words) {
+// `command`: as job_of() makes it of the words, of one line with `shell`.
+Result<std::vector<Item>> read_items(const std::string& file, bool null_separated, const Words& words,
+                                     const std::vector<std::string>& command, bool shell) {
   std::vector<Item> items;
-  if (words.has_items) {
+  if (!words.sources.empty()) {
     if (!file.empty()) return fail(Code::invalid, "items come from -a ", file, " or from :::, not from both");
-    for (const auto& text : words.items) items.push_back({text, {}, {}, {}});
-    if (items.empty()) return fail(Code::invalid, "no items after :::, nothing to run; name some, as in ::: a b c");
+    std::uint64_t count = 1;
+    for (const auto& source : words.sources) count = std::min<std::uint64_t>(count * source.size(), kMaxTasks + 1);
+    if (count == 0) return fail(Code::invalid, "no items after :::, nothing to run; name some, as in ::: a b c");
+    if (count > kMaxTasks) return fail(Code::invalid, "the items after ::: make more than ", kMaxTasks, " combinations");
+    for (const auto& parts : combinations(words.sources)) {
+      Item item;
+      for (const auto& part : parts) item.text += (item.text.empty() && &part == &parts.front() ? "" : " ") + part;
+      if (parts.size() > 1) {  // with its own words: only here each part is known
+        for (const auto& word : command) item.argv.push_back(expand(word, parts, items.size() + 1, shell));
+      }
+      items.push_back(std::move(item));
+    }
     return items;
   }
   std::ifstream stream;
@@ -403,12 +444,20 @@ void add_submit_verbs(support::Program& program, const Context& context) {
     verb.options().add_flag("--wait", flags->ignored, "wait for the end (the default)");
     verb.options().footer(
         "In CMD: {} the item, {.} without extension, {/} its last component, {//} its folder,\n"
-        "{/.} last component without extension, {#} its number from 1. Without any, the item is the last argument.");
+        "{/.} last component without extension, {#} its number from 1. Without any, the item is the last argument.\n"
+        "Several ::: make a task of every combination; {1}, {2/} and so on are an item of the first, second ... of them.");
     add_flags(verb.options(), *flags, false);
     verb.takes_command().action([flags, &context, &verb]() -> Result<int> {
       TRY_LET(words, split_words(verb.options().remaining(), "map", true));
-      TRY_LET(items, read_items(flags->file, flags->null_separated, words));
-      if (std::none_of(words.command.begin(), words.command.end(), has_placeholder)) words.command.push_back("{}");
+      const std::size_t sources = std::max<std::size_t>(words.sources.size(), 1);
+      if (std::none_of(words.command.begin(), words.command.end(), [&](const auto& word) { return has_placeholder(word, sources); })) {
+        // Each part a word of its own, where there are several.
+        if (words.sources.size() < 2) words.command.push_back("{}");
+        for (std::size_t i = 1; words.sources.size() > 1 && i <= words.sources.size(); i++)
+          words.command.push_back("{" + std::to_string(i) + "}");
+      }
+      const std::vector<std::string> command = flags->shell ? std::vector{one_line(words.command)} : words.command;
+      TRY_LET(items, read_items(flags->file, flags->null_separated, words, command, flags->shell));
       TRY_LET(reach, open_session(context, true));
       TRY_LET(job, job_of(*flags, words.command, reach));
       TRY_LET(id, reach.jobs->submit(job, items));

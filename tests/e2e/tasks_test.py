@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import unittest
 
 import harness
@@ -39,6 +40,43 @@ class Tasks(unittest.TestCase):
                 print(f"killed the {victim} after about {done() // 5} of {TASKS} tasks", flush=True)
             self.assertEqual(mapping.wait(500), 0, self.read(box.path("err")))
             self.check(json.loads(self.read(box.path("out"))), ran)
+
+    def test_run_hands_its_standard_input_on(self):
+        with Sandbox() as box:
+            def run(data, *argv):
+                done = subprocess.run(["matrix", "run", *argv], input=data, capture_output=True, env=box.environment, timeout=harness.DEADLINE,
+                                      check=False)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                return done.stdout
+
+            box.run("matrix", "run", "--", "true")
+            self.assertEqual(run(b"x\n", "--", "cat"), b"x\n")
+            self.assertEqual(run(b"", "--", "cat"), b"")
+            big = os.urandom(3_000_000)
+            self.assertEqual(run(big, "--", "cat"), big)
+            self.assertEqual(run(big, "--", "head", "-c", "5"), big[:5], "what is not read is in nobody's way")
+            self.assertEqual(run(b"x\n", "--stdin", "/dev/null", "--", "cat"), b"")
+            # A pipe that stays open and silent holds up nobody who does not read it.
+            silent, held = os.pipe()
+            try:
+                done = subprocess.run(["matrix", "run", "--", "echo", "a"], stdin=silent, capture_output=True, env=box.environment,
+                                      timeout=harness.DEADLINE, check=False)
+                self.assertEqual((done.returncode, done.stdout), (0, b"a\n"))
+            finally:
+                os.close(silent)
+                os.close(held)
+            self.assertEqual([name for name in os.listdir(os.path.join(box.data, "matrix")) if name.startswith("stdin-")], [])
+
+    def test_map_makes_every_combination(self):
+        with Sandbox() as box:
+            out, _ = box.run("matrix", "map", "--", "echo", "{2}-{1}", "{#}", ":::", "a", "b", ":::", "1", "2")
+            self.assertEqual(out, "1-a 1\n2-a 2\n1-b 3\n2-b 4\n")
+            out, _ = box.run("matrix", "map", ":::", "a", ":::", "1 2", "--", "printf", "%s\\n")
+            self.assertEqual(out, "a\n1 2\n", "each part is a word of its own")
+            out, _ = box.run("matrix", "map", "--shell", "--", "echo {} | rev", ":::", "a b", ":::", "$HOME")
+            self.assertEqual(out, "EMOH$ b a\n")
+            _, err = box.run("matrix", "map", "--", "echo", ":::+", "a", expect=2)
+            self.assertIn(":::+", err)
 
     @staticmethod
     def read(path):

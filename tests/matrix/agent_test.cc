@@ -4,12 +4,14 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 #include <thread>
 
+#include "matrix/agent/expiry.h"
 #include "matrix/core/procedures.h"
 #include "matrix/jobs.h"
 #include "tests/support/local_client.h"
@@ -22,6 +24,11 @@ using namespace std::chrono_literals;
 class AgentTest : public testing::Test {
  protected:
   AgentTest() {
+    rlimit files{};
+    EXPECT_EQ(getrlimit(RLIMIT_NOFILE, &files), 0);
+    files.rlim_cur = std::min<rlim_t>(files.rlim_cur, 512);
+    EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &files), 0);
+    limit_before_ = std::to_string(files.rlim_cur);
     zht::add_general_procedures(procedures_);
     add_procedures(procedures_);
     store_ = std::make_unique<testing_support::LocalStore>(procedures_);
@@ -71,6 +78,7 @@ class AgentTest : public testing::Test {
     return *state;
   }
 
+  std::string limit_before_;
   // Its own in each process: an agent ends what an earlier one of its name left running, also beside us.
   const std::string name_ = "test-" + std::to_string(::getpid());
   zht::Procedures procedures_;
@@ -223,6 +231,48 @@ TEST_F(AgentTest, WhatCannotBeSubmittedIsRefused) {
   many.task_count = kMaxTasks + 1;
   EXPECT_EQ(jobs_->submit(many).code(), base::Code::invalid);
   EXPECT_EQ(jobs_->resolve("99999").code(), base::Code::not_found);
+}
+
+// What a task may open is what its submitter may; the agent itself needs more.
+TEST_F(AgentTest, TasksHaveTheSubmittersLimitOfOpenFiles) {
+  rlimit own{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &own), 0);
+  Job told = job({"/bin/sh", "-c", "ulimit -Sn"});
+  told.open_files = 100;
+  const std::string id = submit(told);
+  EXPECT_EQ(wait(id).phase, Phase::done);
+  EXPECT_EQ(jobs_->results(id, 0)->at(0).output, "100\n");
+  const std::string other = submit(job({"/bin/sh", "-c", "ulimit -Sn"}));  // of an older client: as the agent was started
+  EXPECT_EQ(wait(other).phase, Phase::done);
+  EXPECT_EQ(jobs_->results(other, 0)->at(0).output, limit_before_ + "\n");
+}
+
+TEST_F(AgentTest, EndedJobsGoWhenTheirTimeIsOver) {
+  Job brief = job({"/bin/true"}), usual = job({"/bin/sh", "-c", "head -c 100000 /dev/zero"}), named = job({"/bin/true"});
+  brief.keep_ms = 60'000;
+  named.name = "named";
+  named.keep_ms = 60'000;
+  const std::string first = submit(brief), second = submit(usual), third = submit(named);
+  for (const std::string& id : {first, second, third}) EXPECT_EQ(wait(id).phase, Phase::done);
+  const std::uint64_t ended = jobs_->state(second)->ended_us;
+  stop();
+  Expiry expiry(*client_, name_, folder_);
+  EXPECT_EQ(expiry.pass(ended + 50'000'000)->removed, 0u);
+  EXPECT_EQ(expiry.pass(ended + 70'000'000)->removed, 2u);
+  EXPECT_EQ(jobs_->state(first).code(), base::Code::not_found);
+  EXPECT_EQ(jobs_->resolve("named").code(), base::Code::not_found);
+  ASSERT_EQ(jobs_->list(100)->size(), 1u);
+  EXPECT_TRUE(std::filesystem::exists(folder_ + "/matrix/" + second + "/0.out"));
+  EXPECT_EQ(expiry.pass(ended + 6ull * 86'400'000'000)->removed, 0u);
+  EXPECT_EQ(expiry.pass(ended + 8ull * 86'400'000'000)->removed, 1u);
+  EXPECT_FALSE(std::filesystem::exists(folder_ + "/matrix/" + second));
+  // Of a job nothing is left, whatever its key.
+  std::string left;
+  for (std::uint32_t partition = 0; partition < client_->partition_count(); partition++) {
+    for (const auto& entry : client_->call(zht::Operation::scan(zht::PartitionId{partition}, 0, "{t:", 1000)).entries) left += entry.key + " ";
+  }
+  EXPECT_EQ(left, "");
+  start();
 }
 
 }  // namespace
