@@ -86,7 +86,7 @@ std::string encode(const Inode& inode) {
   base::Writer to(out);
   to.u8(kInodeFormat);
   to.u8(static_cast<std::uint8_t>(inode.copies.empty() ? inode.flags & ~Inode::kCopied : inode.flags | Inode::kCopied));
-  to.u16(0);
+  to.u16(inode.wanted);
   to.u32(inode.mode);
   to.u32(inode.uid);
   to.u32(inode.gid);
@@ -115,7 +115,7 @@ std::optional<Inode> decode_inode(InodeId id, Bytes bytes) {
   inode.id = id;
   if (from.u8() != kInodeFormat) return std::nullopt;
   inode.flags = from.u8();
-  from.u16();
+  inode.wanted = from.u16();
   inode.mode = from.u32();
   inode.uid = from.u32();
   inode.gid = from.u32();

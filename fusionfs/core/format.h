@@ -92,6 +92,7 @@ struct Inode {
   };
   InodeId id{};
   std::uint8_t flags = 0;
+  std::uint16_t wanted = 0;  // chunk stores that were to have the content when it was written; 0: nobody said
   std::uint32_t mode = 0;
   std::uint32_t uid = 0, gid = 0;
   std::uint32_t links = 1;  // of a directory: computed from its listing (2 + directories in it)

@@ -456,6 +456,7 @@ Result<Reply> setattr(Transaction& tables, HomeId home, const SetRequest& reques
       inode.flags |= Inode::kInline;
       inode.store = 0;
       inode.copies.clear();
+      inode.wanted = 0;
       inode.blocks = 0;
     }
     if (!set(SetRequest::kMtime)) inode.mtime = request.now;
@@ -478,6 +479,8 @@ Result<Reply> commit(Transaction& tables, HomeId home, const CommitRequest& requ
   Shard shard(tables, home);
   TRY_LET(inode, shard.inode(request.inode));
   if (!inode) return refuse(ENOENT);
+  // A mount that asks for fewer does not take back what another has promised.
+  if (request.replicas > inode->wanted) inode->wanted = static_cast<std::uint16_t>(std::min<std::uint32_t>(request.replicas, 255));
   if (!request.copied.empty()) {
     if (inode->revision != request.revision || inode->store == 0) return refuse(EAGAIN);
     for (const std::uint64_t each : request.copied) {

@@ -325,9 +325,10 @@ struct CommitRequest {  // commit: what writing has changed
   std::vector<std::uint64_t> copied;
   // With `bytes`: the revision that the asker had before; then the answer needs no content.
   std::uint64_t revision = 0;
+  std::uint32_t replicas = 0;  // with `store` or `copied`: how many stores are to have the content; 0: as it was
   template <typename A>
   void fields(A& a) {
-    a(inode, size, blocks, mtime, store, offset, bytes, appended_by, wrote, copied, revision);
+    a(inode, size, blocks, mtime, store, offset, bytes, appended_by, wrote, copied, revision, Added<std::uint32_t>{replicas});
   }
 };
 struct AttributeRequest {  // set_attribute, remove_attribute

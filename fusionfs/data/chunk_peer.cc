@@ -106,6 +106,7 @@ Result<ChunkAnswer> ChunkPeer::ask(const ChunkRequest& request) {
     const std::lock_guard lock(mutex_);
     if (answer) {
       silent_since_ = {};
+      answered_ = true;
       if (idle_.size() < kMostIdle) idle_.push_back(std::move(link));
       return answer;
     }
@@ -118,6 +119,11 @@ Result<ChunkAnswer> ChunkPeer::ask(const ChunkRequest& request) {
     down_until_ = silent_since_ + kLeftAlone;
     return fail(Code::unavailable, answer.error().message);
   }
+}
+
+bool ChunkPeer::has_answered() const {
+  const std::lock_guard lock(mutex_);
+  return answered_;
 }
 
 bool ChunkPeer::silent() const {

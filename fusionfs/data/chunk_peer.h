@@ -27,6 +27,7 @@ class ChunkPeer {
   base::Result<ChunkAnswer> ask(const ChunkRequest& request);
   // It did not answer when it was last asked, a short time ago: better not to begin anything there.
   bool silent() const;
+  bool has_answered() const;  // ever
 
  private:
   using Link = std::unique_ptr<ChunkLink>;
@@ -39,6 +40,7 @@ class ChunkPeer {
   mutable std::mutex mutex_;
   std::vector<Link> idle_;                              // guarded by mutex_
   std::chrono::steady_clock::time_point down_until_{};  // guarded by mutex_
+  bool answered_ = false;                               // guarded by mutex_
   std::chrono::steady_clock::time_point silent_since_{};  // zero: it answered. Guarded by mutex_
 };
 

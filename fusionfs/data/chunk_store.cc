@@ -193,8 +193,16 @@ Result<LocalContent::File> LocalContent::known_locked(std::uint64_t index) {
   if (status.st_nlink > 0) return known->second;
   files_.erase(known);
   unsynced_.erase(index);
+  uncounted_.insert(index);
   if (index == 0) writing_ = false;  // the mark was on it
   return File();
+}
+
+// mutex_ is held.
+void LocalContent::forget_counts_locked() {
+  counted_.clear();
+  uncounted_.clear();
+  counted_sum_ = counted_chunks_ = 0;
 }
 
 // mutex_ is held.
@@ -281,6 +289,7 @@ Result<void> LocalContent::write(std::uint64_t offset, base::Bytes bytes) {
       TRY_LET(opened, chunk_locked(index, true));
       file = std::move(opened);
       unsynced_.insert(index);
+      uncounted_.insert(index);
     }
     TRY(file->write(within, bytes.substr(0, part)));
     bytes.remove_prefix(part);
@@ -291,6 +300,7 @@ Result<void> LocalContent::write(std::uint64_t offset, base::Bytes bytes) {
 
 Result<void> LocalContent::truncate(std::uint64_t size, std::uint64_t old_size) {
   const std::lock_guard lock(mutex_);
+  forget_counts_locked();
   const std::uint64_t chunks_before = (old_size + kChunkSize - 1) / kChunkSize;
   std::uint64_t index = size / kChunkSize;
   if (size % kChunkSize != 0) {
@@ -331,6 +341,7 @@ Result<void> LocalContent::allocate(std::uint64_t offset, std::uint64_t size) {
     {
       const std::lock_guard lock(mutex_);
       unsynced_.insert(index);
+      uncounted_.insert(index);
     }
     offset += part;
     size -= part;
@@ -347,6 +358,7 @@ Result<void> LocalContent::punch(std::uint64_t offset, std::uint64_t size) {
       TRY(file->punch(within, part));
       const std::lock_guard lock(mutex_);
       unsynced_.insert(index);
+      uncounted_.insert(index);
     }
     offset += part;
     size -= part;
@@ -396,14 +408,20 @@ Result<std::uint64_t> LocalContent::seek(std::uint64_t offset, std::uint64_t siz
 }
 
 std::uint64_t LocalContent::blocks(std::uint64_t size) {
-  std::uint64_t sum = 0;
-  for (std::uint64_t index = 0; index * kChunkSize < size || index == 0; ++index) {
-    const auto file = chunk(index, false);
-    if (!file || !*file) continue;
-    const auto blocks = (*file)->blocks();
-    if (blocks) sum += *blocks;
+  const std::lock_guard lock(mutex_);
+  const std::uint64_t chunks = std::max<std::uint64_t>((size + kChunkSize - 1) / kChunkSize, 1);
+  for (; counted_chunks_ < chunks; ++counted_chunks_) uncounted_.insert(counted_chunks_);
+  for (const std::uint64_t index : uncounted_) {
+    const auto file = index < chunks ? chunk_locked(index, false) : File();
+    const auto blocks = file && *file ? (*file)->blocks() : Result<std::uint64_t>(std::uint64_t{0});
+    std::uint64_t& counted = counted_[index];
+    counted_sum_ -= counted;
+    counted = blocks ? *blocks : 0;
+    counted_sum_ += counted;
+    if (counted == 0) counted_.erase(index);
   }
-  return sum;
+  uncounted_.clear();
+  return counted_sum_;
 }
 
 Result<std::vector<std::uint32_t>> LocalContent::sums(std::uint64_t offset, std::uint64_t count) {

@@ -90,6 +90,7 @@ class LocalContent final : public Content {
   Result<File> chunk_locked(std::uint64_t index, bool make);
   Result<File> known_locked(std::uint64_t index);  // nothing: it is not open here, or was removed
   Result<File> first_locked();
+  void forget_counts_locked();
   Result<bool> marked_locked();
   Result<void> go_on_writing_locked();
 
@@ -98,6 +99,10 @@ class LocalContent final : public Content {
   std::mutex mutex_;
   std::map<std::uint64_t, File> files_;  // by index. Guarded by mutex_
   std::set<std::uint64_t> unsynced_;     // guarded by mutex_
+  // What blocks() has counted, but for `uncounted_`: a commit costs what was written since the last, not the file. Guarded by mutex_
+  std::map<std::uint64_t, std::uint64_t> counted_;
+  std::set<std::uint64_t> uncounted_;
+  std::uint64_t counted_sum_ = 0, counted_chunks_ = 0;
   bool writing_ = false;                 // guarded by mutex_
 };
 

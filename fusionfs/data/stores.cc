@@ -245,6 +245,16 @@ std::shared_ptr<ChunkPeer> Stores::peer(std::uint64_t identity) const {
 
 bool Stores::known(std::uint64_t identity) const { return identity == local_.identity() || peer(identity) != nullptr; }
 
+bool Stores::heard(std::uint64_t identity) const {
+  const auto other = peer(identity);
+  return identity == local_.identity() || (other && other->has_answered());
+}
+
+std::size_t Stores::count() const {
+  const std::lock_guard lock(mutex_);
+  return peers_.size() + 1;
+}
+
 std::shared_ptr<Content> Stores::open(InodeId inode, const std::vector<std::uint64_t>& stores) const {
   std::vector<Copies::Copy> copies;
   for (const std::uint64_t store : stores) {

@@ -38,6 +38,8 @@ class Stores {
   void leave();  // takes that back
 
   bool known(std::uint64_t identity) const;
+  bool heard(std::uint64_t identity) const;  // it has answered, to this
+  std::size_t count() const;  // that are known, this node's own included
   // Grows with each store that comes or goes.
   std::uint64_t epoch() const;
   // Of the file, whose bytes are in all of `stores` (the first is its home).

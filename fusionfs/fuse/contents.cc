@@ -11,16 +11,31 @@
 namespace fusionfs {
 namespace {
 
-// co_await: goes on on the background thread, after the jobs it has been given before.
-struct InTurn {
-  std::function<void(std::function<void()>)> later;
-  bool await_ready() const noexcept { return false; }
-  void await_suspend(std::coroutine_handle<> waiter) {
-    const auto post = later;  // this object may go before the call returns
-    post([waiter] { waiter.resume(); });
+constexpr int kReadRounds = 3;
+constexpr std::chrono::seconds kStorePatience{6}, kNotWaitedAgain{60};
+constexpr std::size_t kManyExtents = 1 << 16;  // of one file between two commits
+
+// Of bytes written one after the other there is one; those that meet are joined when there are many, and when there are twice as many.
+void note_written_locked(MountedInode& inode, std::uint64_t from, std::uint64_t to) {
+  std::vector<Extent>& all = inode.written;
+  if (inode.gone) return all.clear();  // nobody else will ever see it
+  if (!all.empty() && all.back().to == from) {
+    all.back().to = to;
+    return;
   }
-  void await_resume() const noexcept {}
-};
+  if (all.size() >= kManyExtents && (all.size() & (all.size() - 1)) == 0) {
+    std::sort(all.begin(), all.end(), [](const Extent& a, const Extent& b) { return a.from < b.from; });
+    std::vector<Extent> joined;
+    for (const Extent& each : all) {
+      if (!joined.empty() && each.from <= joined.back().to)
+        joined.back().to = std::max(joined.back().to, each.to);
+      else
+        joined.push_back(each);
+    }
+    all = std::move(joined);
+  }
+  all.push_back({from, to});
+}
 
 }  // namespace
 
@@ -38,10 +53,56 @@ Task<int> FileSystem::forgotten_by_kernel(std::shared_ptr<MountedInode> inode) {
     waits = inode->invalidating > 0;
   }
   if (waits) {
-    InTurn turn{[this](std::function<void()> job) { later(std::move(job)); }};
+    auto turn = notices_.turn();
     co_await turn;
   }
   co_return 0;
+}
+
+// Which chunk stores there are, if that was not asked just now. Blocks.
+void FileSystem::seek_stores() {
+  const std::lock_guard lock(seeking_mutex_);
+  const auto now = clock_.now();
+  if (stores_sought_ != base::Time{} && now - stores_sought_ < std::chrono::seconds(1)) return;
+  stores_sought_ = now;
+  static_cast<void>(stores_.refresh());
+}
+
+// A file's bytes are with stores none of which has ever answered: the mount has just begun, or they have, and their servers are
+// not announced yet, or have their first connection still to make. Waits, not for ever and not for each read; true: try again. Blocks.
+bool FileSystem::await_stores(MountedInode& inode) {
+  using Clock = std::chrono::steady_clock;
+  std::vector<std::uint64_t> stores;
+  {
+    const std::lock_guard lock(inode.mutex);
+    stores = inode.record.stores();
+  }
+  if (std::any_of(stores.begin(), stores.end(), [&](std::uint64_t each) { return stores_.heard(each); })) return false;
+  const auto began = Clock::now();
+  {
+    const std::lock_guard lock(seeking_mutex_);
+    for (const std::uint64_t each : stores) {
+      const auto before = waited_for_.find(each);
+      if (before != waited_for_.end() && began - before->second < kNotWaitedAgain) return false;
+    }
+  }
+  for (;;) {
+    seek_stores();
+    const bool known = std::any_of(stores.begin(), stores.end(), [&](std::uint64_t each) { return stores_.known(each); });
+    if (known || Clock::now() - began > kStorePatience) {
+      const std::lock_guard lock(seeking_mutex_);
+      for (const std::uint64_t each : stores) {
+        if (!known) waited_for_[each] = Clock::now();
+      }
+      if (!known) return false;
+      break;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  const std::lock_guard lock(inode.mutex);
+  if (inode.content_stores == stores && !inode.dirty && !inode.in_flight) inode.content.reset();  // it knows none
+  return true;
 }
 
 // Before a file is used whose chunks are on a node that this mount has not heard of: it may just have come.
@@ -52,13 +113,8 @@ Task<int> FileSystem::find_stores(std::shared_ptr<MountedInode> inode) {
     for (const std::uint64_t store : inode->record.stores()) known = known && stores_.known(store);
   }
   if (!known) {
-    later([this] {
-      const auto now = clock_.now();
-      if (now - stores_sought_ < std::chrono::seconds(1)) return;
-      stores_sought_ = now;
-      static_cast<void>(stores_.refresh());
-    });
-    InTurn turn{[this](std::function<void()> job) { later(std::move(job)); }};
+    chores_.post([this] { seek_stores(); });
+    auto turn = chores_.turn();
     co_await turn;
   }
   co_return 0;
@@ -71,21 +127,62 @@ void FileSystem::mark_dirty_locked(MountedInode& inode) {
   dirty_.insert(inode.id);
 }
 
-// Moves inline content to chunks. The record says so with the next commit.
-int FileSystem::spill_locked(MountedInode& inode) {
-  const auto content = content_of(inode);
-  auto done = content->begin_writing(0);
-  if (done && !inode.record.content.empty()) done = content->write(0, inode.record.content);
-  if (!done) {
-    warn(done.error().message);
-    return errno_of_local(done.error());
+// Of what was written fewer copies were made than asked for.
+void FileSystem::note_lacking(const Inode& inode) {
+  if (inode.wanted <= inode.stores().size() || inode.stores().empty()) return;
+  if (options_.lacking) options_.lacking(inode.id);
+  if (told_lacking_.exchange(true)) return;
+  warn("inode " + std::to_string(raw(inode.id)) + " is on " + std::to_string(inode.stores().size()) + " of " +
+       std::to_string(inode.wanted) + " chunk stores: no others are known. The copies that are lacking, of this and other files, are made "
+       "when there are; how many: fusionfs status");
+}
+
+// Where the next bytes of a file go: chunks, to which inline content is moved. The record says so with the next commit. Blocks;
+// inode.mutex is not held.
+int FileSystem::prepare(MountedInode& inode, std::shared_ptr<Content>& content) {
+  const std::lock_guard alone(inode.preparing);
+  const auto refuse = [&](const base::Error& error) {
+    warn(error.message);
+    return errno_of_local(error);
+  };
+  bool new_content = false;
+  {
+    const std::lock_guard lock(inode.mutex);
+    new_content = inode.record.stores().empty();
   }
-  inode.record.flags = static_cast<std::uint8_t>(inode.record.flags & ~Inode::kInline);
-  inode.record.content.clear();
-  inode.record.store = chunks_.identity();
-  inode.spilled = true;
-  inode.dirty_from = inode.dirty_to = 0;
-  return 0;
+  if (new_content && options_.copies > 1 && stores_.count() < options_.copies) seek_stores();
+  for (int round = 0;;) {
+    bool spill = false;
+    std::string bytes;
+    std::uint64_t size = 0;
+    {
+      const std::lock_guard lock(inode.mutex);
+      Inode& record = inode.record;
+      if (record.mode == 0) return EBADF;
+      spill = record.has(Inode::kInline);
+      if (spill) bytes = record.content;
+      size = record.size;
+      content = content_of(inode);
+      if (!spill && record.store == 0) record.store = chunks_.identity();
+      if (inode.spilled) return 0;
+    }
+    auto done = content->begin_writing(spill ? 0 : size);
+    if (done && !bytes.empty()) done = content->write(0, bytes);
+    if (!done && !spill && done.code() == base::Code::unavailable && round++ < kReadRounds && await_stores(inode)) continue;
+    if (!done) return refuse(done.error());
+    if (!spill) return 0;
+    const std::lock_guard lock(inode.mutex);
+    Inode& record = inode.record;
+    // What came meanwhile, from here or another mount, is moved too, or is elsewhere already.
+    if (!record.has(Inode::kInline) || record.content != bytes || inode.content != content) continue;
+    if (inode.dirty_to > inode.dirty_from) note_written_locked(inode, inode.dirty_from, inode.dirty_to);
+    record.flags = static_cast<std::uint8_t>(record.flags & ~Inode::kInline);
+    record.content.clear();
+    record.store = chunks_.identity();
+    inode.spilled = true;
+    inode.dirty_from = inode.dirty_to = 0;
+    return 0;
+  }
 }
 
 int FileSystem::write(InodeId id, std::uint64_t offset, base::Bytes bytes) {
@@ -115,25 +212,15 @@ int FileSystem::write(InodeId id, std::uint64_t offset, base::Bytes bytes) {
       mark_dirty_locked(*inode);
       return 0;
     }
-    if (record.has(Inode::kInline)) {
-      if (const int error = spill_locked(*inode); error != 0) return error;
-    }
-    content = content_of(*inode);
-    if (!inode->spilled) {
-      const auto begun = content->begin_writing(record.size);
-      if (!begun) {
-        warn(begun.error().message);
-        return errno_of_local(begun.error());
-      }
-    }
-    if (record.store == 0) record.store = chunks_.identity();
   }
+  if (const int error = prepare(*inode, content); error != 0) return error;
   const auto done = content->write(offset, bytes);
   const std::lock_guard lock(inode->mutex);
   if (!done) {
     warn(done.error().message);
     return errno_of_local(done.error());
   }
+  note_written_locked(*inode, offset, end);
   inode->record.size = std::max(inode->record.size, end);
   // Counted by the next commit. Until then never 0: GNU tar --sparse does not even read what has no blocks.
   inode->record.blocks = std::max<std::uint64_t>(inode->record.blocks, (bytes.size() + 4095) / 4096 * 8);
@@ -286,7 +373,14 @@ int FileSystem::read(InodeId id, std::uint64_t offset, char* to, std::size_t siz
     }
     content = content_of(*inode);
   }
-  const auto done = content->read(offset, to, size);
+  auto done = content->read(offset, to, size);
+  for (int round = 0; !done && done.code() == base::Code::unavailable && round < kReadRounds && await_stores(*inode); ++round) {
+    {
+      const std::lock_guard lock(inode->mutex);
+      content = content_of(*inode);
+    }
+    done = content->read(offset, to, size);
+  }
   if (!done) {
     warn(done.error().message);
     return errno_of_local(done.error());
@@ -310,8 +404,16 @@ Task<int> FileSystem::commit_in_turn(std::shared_ptr<MountedInode> inode) {
 Task<int> FileSystem::commit(std::shared_ptr<MountedInode> inode, bool ends_append) {
   for (int round = 0; round < 3; ++round) {
     CommitRequest request;
-    std::uint64_t from = 0, to = 0;
+    std::uint64_t from = 0, to = 0, size = 0;
     bool spilled = false;
+    std::vector<Extent> written;
+    std::shared_ptr<Content> content;
+    {
+      const std::lock_guard lock(inode->mutex);
+      content = inode->record.has(Inode::kInline) ? nullptr : inode->content;
+      size = inode->record.size;
+    }
+    const std::uint64_t blocks = content ? content->blocks(size) : 0;  // outside: it may be another node's
     {
       const std::lock_guard lock(inode->mutex);
       if (!inode->dirty) co_return std::exchange(inode->write_error, 0);
@@ -330,54 +432,111 @@ Task<int> FileSystem::commit(std::shared_ptr<MountedInode> inode, bool ends_appe
         request.revision = record.revision;
       } else {
         request.store = record.store;
+        request.replicas = options_.copies > 1 ? options_.copies : 0;
         request.wrote = inode->content ? inode->content_stores : record.stores();
         if (inode->content) {
           for (const std::uint64_t missed : inode->content->missed()) {
             std::erase(request.wrote, missed);
             warn("inode " + std::to_string(raw(inode->id)) + ": chunk store " + std::to_string(missed) +
-                 " missed a change and has no copy any more; fusionfs scrub --replicas N makes another");
+                 " missed a change and has no copy any more; another is made when there is a node for it");
           }
         }
-        inode->record.blocks = request.blocks = inode->content ? inode->content->blocks(record.size) : record.blocks;
+        inode->record.blocks = request.blocks = content ? blocks : record.blocks;
+        written.swap(inode->written);
       }
       spilled = inode->spilled;
       inode->in_flight = true;
     }
     Reply reply = co_await metadata_.commit(std::move(request));
-    const std::lock_guard lock(inode->mutex);
-    inode->in_flight = false;
-    if (reply.error == 0) {
-      if (spilled) inode->spilled = false;
-      if (!inode->dirty) inode->dirty_from = inode->dirty_to = 0;
-      if (reply.done) reply.inode->content = inode->record.content;
-      absorb_locked(*inode, *reply.inode, true);
-      co_return 0;
+    {
+      const std::lock_guard lock(inode->mutex);
+      inode->in_flight = false;
+      if (reply.error == 0) {
+        if (spilled) inode->spilled = false;
+        if (!inode->dirty) inode->dirty_from = inode->dirty_to = 0;
+        if (reply.done) reply.inode->content = inode->record.content;
+        absorb_locked(*inode, *reply.inode, true);
+        note_lacking(*reply.inode);
+        co_return 0;
+      }
+      if (reply.error == ENOENT) {
+        inode->gone = true;
+        inode->record.links = 0;
+        co_return 0;
+      }
+      mark_dirty_locked(*inode);
+      if (reply.error != EMEDIUMTYPE && reply.error != EXDEV) {
+        inode->written.insert(inode->written.begin(), written.begin(), written.end());
+        co_return reply.error;
+      }
     }
-    if (reply.error == ENOENT) {
-      inode->gone = true;
-      inode->record.links = 0;
-      co_return 0;
-    }
-    mark_dirty_locked(*inode);
-    if (reply.error != EMEDIUMTYPE) co_return reply.error;
-    // Another mount has moved the content to chunks meanwhile: ours goes there too.
-    const std::string mine = inode->record.content;
-    const std::uint64_t mine_size = inode->record.size;
-    inode->record.flags = static_cast<std::uint8_t>(inode->record.flags & ~Inode::kInline);
-    inode->record.content.clear();
-    inode->record.store = reply.inode->store;
-    inode->record.copies = reply.inode->copies;
-    inode->record.size = std::max(mine_size, reply.inode->size);
-    const auto content = content_of(*inode);
-    auto done = content->begin_writing(reply.inode->size);
-    if (done) done = content->write(from, base::Bytes(mine).substr(from, to - from));
-    inode->dirty_from = inode->dirty_to = 0;
-    if (!done) {
-      warn(done.error().message);
-      co_return errno_of_local(done.error());
-    }
+    const int moved = co_await commit_elsewhere(inode, *reply.inode, std::move(written));
+    if (moved != 0) co_return moved;
   }
   co_return EIO;
+}
+
+// Another mount has moved the content to chunks meanwhile, or has begun the file anew on other nodes: what was written here goes there
+// too. `changing` is held.
+Task<int> FileSystem::commit_elsewhere(std::shared_ptr<MountedInode> inode, Inode record, std::vector<Extent> written) {
+  auto turn = chores_.turn();
+  co_await turn;
+  const std::lock_guard alone(inode->preparing);
+  std::shared_ptr<Content> mine, theirs;
+  std::vector<std::uint64_t> left;
+  std::string inlined;
+  std::uint64_t size = 0;
+  {
+    const std::lock_guard lock(inode->mutex);
+    mine = inode->content;
+    left = inode->content_stores;
+    size = std::max(inode->record.size, record.size);
+    if (inode->record.has(Inode::kInline)) {
+      inlined = inode->record.content;
+      written = {{inode->dirty_from, inode->dirty_to}};
+      mine = nullptr;
+    }
+    written.insert(written.end(), inode->written.begin(), inode->written.end());
+  }
+  theirs = stores_.open(inode->id, record.stores());
+  auto done = theirs->begin_writing(record.size);
+  for (const Extent& each : written) {
+    for (std::uint64_t at = each.from; done && at < each.to;) {
+      std::string piece(std::min<std::uint64_t>(each.to - at, std::uint64_t{1} << 20), '\0');
+      if (mine)
+        done = mine->read(at, piece.data(), piece.size());
+      else
+        piece = inlined.substr(std::min<std::size_t>(at, inlined.size()), piece.size());
+      if (done && !piece.empty()) done = theirs->write(at, piece);
+      at += std::max<std::size_t>(piece.size(), 1);
+    }
+  }
+  if (done) done = theirs->sync();  // who waits for fsync has synced where it was
+  if (!done) {
+    warn(done.error().message);
+    const std::lock_guard lock(inode->mutex);
+    inode->written = std::move(written);
+    co_return errno_of_local(done.error());
+  }
+  std::erase_if(left, [&](std::uint64_t each) {
+    const std::vector<std::uint64_t> there = record.stores();
+    return std::find(there.begin(), there.end(), each) != there.end();
+  });
+  {
+    const std::lock_guard lock(inode->mutex);
+    inode->record.flags = static_cast<std::uint8_t>(inode->record.flags & ~Inode::kInline);
+    inode->record.content.clear();
+    inode->record.store = record.store;
+    inode->record.copies = record.copies;
+    inode->record.size = std::max(inode->record.size, size);
+    inode->content = theirs;
+    inode->content_stores = record.stores();
+    inode->spilled = false;
+    inode->dirty_from = inode->dirty_to = 0;
+    inode->written = std::move(written);
+  }
+  if (mine && !left.empty()) remove_chunks(inode->id, std::move(left), size, std::move(mine));
+  co_return 0;
 }
 
 Task<int> FileSystem::flush(InodeId id) {
@@ -505,12 +664,7 @@ Task<int> FileSystem::release(InodeId id, std::uint64_t handle, std::uint64_t fl
       size = inode->record.size;
     }
     co_await metadata_.reap(id);
-    if (content) {  // chunks that the store never heard of
-      later([this, id, size, content, stores] {
-        const auto done = stores_.remove(id, stores, size);
-        if (!done) warn(done.error().message);
-      });
-    }
+    if (content) remove_chunks(id, std::move(stores), size, std::move(content));  // that the store never heard of
   }
   table_.trim(id);
   co_return error;
@@ -526,57 +680,73 @@ Task<int> FileSystem::allocate(InodeId id, int mode, std::uint64_t offset, std::
   const auto inode = table_.find(id);
   if (!inode) co_return EBADF;
   const Nanos now = metadata_.now();
-  const std::lock_guard lock(inode->mutex);
-  Inode& record = inode->record;
   const std::uint64_t end = offset + size;
-  if (record.has(Inode::kInline) && !punch && !zero && end <= kMaxInline) {
-    // Room in the record is always there.
-  } else if (record.has(Inode::kInline) && (punch || zero) && (end <= kMaxInline || keep_size || punch)) {
-    if (offset < record.content.size()) {
-      const std::uint64_t part = std::min<std::uint64_t>(size, record.content.size() - offset);
-      std::fill_n(record.content.begin() + static_cast<std::ptrdiff_t>(offset), part, '\0');
-      inode->dirty_from = inode->dirty_to == inode->dirty_from ? offset : std::min(inode->dirty_from, offset);
-      inode->dirty_to = std::max(inode->dirty_to, offset + part);
+  const auto note = [&] {
+    Inode& record = inode->record;
+    if (!keep_size && !punch) record.size = std::max(record.size, end);
+    record.mtime = record.ctime = std::max(record.mtime, now);
+    mark_dirty_locked(*inode);
+  };
+  std::uint64_t old_size = 0;
+  {
+    const std::lock_guard lock(inode->mutex);
+    Inode& record = inode->record;
+    const bool inlined = record.has(Inode::kInline);
+    if (inlined && (punch || zero) && (end <= kMaxInline || keep_size || punch)) {
+      if (offset < record.content.size()) {
+        const std::uint64_t part = std::min<std::uint64_t>(size, record.content.size() - offset);
+        std::fill_n(record.content.begin() + static_cast<std::ptrdiff_t>(offset), part, '\0');
+        inode->dirty_from = inode->dirty_to == inode->dirty_from ? offset : std::min(inode->dirty_from, offset);
+        inode->dirty_to = std::max(inode->dirty_to, offset + part);
+      }
+      note();
+      co_return 0;
     }
-  } else {
-    if (record.has(Inode::kInline)) {
-      if (const int error = spill_locked(*inode); error != 0) co_return error;
+    if (inlined && !punch && !zero && end <= kMaxInline) {  // room in the record is always there
+      note();
+      co_return 0;
     }
-    const auto content = content_of(*inode);
-    base::Result<void> done;
-    if (!inode->spilled) done = content->begin_writing(record.size);
-    if (record.store == 0) record.store = chunks_.identity();
-    if (done && (punch || zero)) done = content->punch(offset, size);
-    if (done && !punch) {
-      // Past the end nothing may be allocated that a later, longer file would be cut by: only what lies within.
-      const std::uint64_t until = keep_size ? std::min(end, record.size) : end;
-      if (until > offset) done = content->allocate(offset, until - offset);
-    }
-    if (!done) {
-      warn(done.error().message);
-      co_return errno_of_local(done.error());
-    }
+    old_size = record.size;
   }
-  if (!keep_size && !punch) record.size = std::max(record.size, end);
-  record.mtime = record.ctime = std::max(record.mtime, now);
-  mark_dirty_locked(*inode);
+  std::shared_ptr<Content> content;
+  if (const int error = prepare(*inode, content); error != 0) co_return error;
+  base::Result<void> done;
+  if (punch || zero) done = content->punch(offset, size);
+  if (done && !punch) {
+    // Past the end nothing may be allocated that a later, longer file would be cut by: only what lies within.
+    const std::uint64_t until = keep_size ? std::min(end, old_size) : end;
+    if (until > offset) done = content->allocate(offset, until - offset);
+  }
+  const std::lock_guard lock(inode->mutex);
+  if (!done) {
+    warn(done.error().message);
+    co_return errno_of_local(done.error());
+  }
+  if (punch || zero) note_written_locked(*inode, offset, end);
+  note();
   co_return 0;
 }
 
 int FileSystem::seek(InodeId id, std::uint64_t offset, bool data, std::uint64_t& found) {
   const auto inode = table_.find(id);
   if (!inode) return EBADF;
-  const std::lock_guard lock(inode->mutex);
-  const Inode& record = inode->record;
-  if (offset >= record.size) return ENXIO;
-  if (record.has(Inode::kInline) || record.store == 0) {
-    if (offset >= record.content.size() && data) return ENXIO;
-    found = data ? offset : std::max<std::uint64_t>(offset, record.content.size());
-    return 0;
+  std::shared_ptr<Content> content;
+  std::uint64_t size = 0;
+  {
+    const std::lock_guard lock(inode->mutex);
+    const Inode& record = inode->record;
+    size = record.size;
+    if (offset >= size) return ENXIO;
+    if (record.has(Inode::kInline) || record.store == 0) {
+      if (offset >= record.content.size() && data) return ENXIO;
+      found = data ? offset : std::max<std::uint64_t>(offset, record.content.size());
+      return 0;
+    }
+    content = content_of(*inode);
   }
-  const auto at = content_of(*inode)->seek(offset, record.size, data);
+  const auto at = content->seek(offset, size, data);
   if (!at) return errno_of_local(at.error());
-  if (data && *at >= record.size) return ENXIO;
+  if (data && *at >= size) return ENXIO;
   found = *at;
   return 0;
 }

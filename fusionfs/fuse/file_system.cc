@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "fusionfs/data/repair.h"
 #include "fusionfs/fuse/wait.h"
 #include "novoht/base/random.h"
 
@@ -25,6 +26,7 @@ constexpr std::size_t kFinishedAtOnce = 256;  // inodes, when the mount ends
 constexpr std::chrono::seconds kStoreSilent{10};
 constexpr std::chrono::seconds kLeftAlone{4};  // longer than Metadata waits before it takes a change for abandoned
 constexpr zht::Millis kLastWords{2'000};
+constexpr std::size_t kMostChores = 10'000;
 constexpr std::chrono::minutes kTroubleWindow{1};
 constexpr unsigned kTroublesTold = 10;  // a window
 
@@ -47,7 +49,7 @@ FileSystem::FileSystem(zht::Client& client, const base::Clock& clock, const Chun
                  .grown =
                      [this](HomeId home) {
                        begin();
-                       later([this, home] {
+                       chores_.post([this, home] {
                          wait(metadata_.split(home));
                          end();
                        });
@@ -61,11 +63,13 @@ FileSystem::FileSystem(zht::Client& client, const base::Clock& clock, const Chun
 
 FileSystem::~FileSystem() {
   {
-    const std::lock_guard lock(jobs_mutex_);
+    const std::lock_guard lock(ending_mutex_);
     stopping_ = true;
-    jobs_changed_.notify_all();
+    ending_changed_.notify_all();
   }
   if (background_.joinable()) background_.join();
+  notices_.stop();
+  chores_.stop();
 }
 
 // A store that is silent for hours is not to fill the disk with the log of it.
@@ -236,11 +240,13 @@ int FileSystem::stop() {
          clock_.now() < deadline)
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   {
-    const std::lock_guard lock(jobs_mutex_);
+    const std::lock_guard lock(ending_mutex_);
     stopping_ = true;
-    jobs_changed_.notify_all();
+    ending_changed_.notify_all();
   }
   if (background_.joinable()) background_.join();
+  chores_.stop();
+  notices_.stop();
   stores_.leave();
   // A session that is not ended here ends by itself.
   if (ending->first == 0 && client_.call(Operation::remove(session_key(session_), true), kLastWords).ok())
@@ -261,7 +267,16 @@ void FileSystem::settle(Task<Metadata::Leftovers> task) {
   });
 }
 
-// Deletes chunks, tells the kernel, keeps the session alive, commits what has been dirty for a while.
+// Deletes chunks that no record speaks of. A mount that cannot keep up, or a node that does not answer, leaves them to that node's sweep.
+void FileSystem::remove_chunks(InodeId inode, std::vector<std::uint64_t> stores, std::uint64_t size, std::shared_ptr<Content> content) {
+  if (chores_.waiting() > kMostChores) return;
+  chores_.post([this, inode, stores = std::move(stores), size, content = std::move(content)] {
+    const auto done = stores_.remove(inode, stores, size);
+    if (!done) warn(done.error().message + "; that node removes them by itself");
+  });
+}
+
+// Keeps the session and its locks alive, commits what has been dirty for a while. Nothing here waits for a store, a disk or another node.
 void FileSystem::run_background() {
   auto beat_at = clock_.now();
   auto stores_at = beat_at;
@@ -269,22 +284,17 @@ void FileSystem::run_background() {
   auto commit_at = clock_.now() + options_.commit_interval;
   base::Time settle_at = base::Time::max();
   std::deque<base::Time> again_at;
-  std::unique_lock lock(jobs_mutex_);
+  std::unique_lock lock(ending_mutex_);
   for (;;) {
-    if (jobs_.empty()) {
-      if (stopping_) return;
-      bool appends = false;
-      {
-        const std::lock_guard dirty_lock(dirty_mutex_);
-        appends = !appending_.empty();
-      }
-      jobs_changed_.wait_for(lock, appends ? kAppendsKept
-                                           : std::min(options_.commit_interval, std::chrono::milliseconds(500)));
+    bool appends = false;
+    {
+      const std::lock_guard dirty_lock(dirty_mutex_);
+      appends = !appending_.empty();
     }
-    std::deque<std::function<void()>> todo;
-    todo.swap(jobs_);
+    const auto pause = appends ? kAppendsKept : std::min(options_.commit_interval, std::chrono::milliseconds(500));
+    ending_changed_.wait_for(lock, pause, [this] { return stopping_; });
+    if (stopping_) return;
     lock.unlock();
-    for (auto& job : todo) job();
     const auto now = clock_.now();
     if (ending_) {  // nothing new is begun that stop() would have to wait for
       lock.lock();
@@ -304,7 +314,12 @@ void FileSystem::run_background() {
       }
     }
     if (now >= stores_at) {
-      if (const auto done = stores_.refresh(); !done) warn_of_store("chunk stores: " + done.error().message);
+      if (!refreshing_.exchange(true)) {
+        chores_.post([this] {
+          if (const auto done = stores_.refresh(); !done) warn_of_store("chunk stores: " + done.error().message);
+          refreshing_ = false;
+        });
+      }
       stores_at = now + kStoreLife / 4;
     }
     if (now >= locks_at) {
@@ -365,7 +380,7 @@ void FileSystem::run_background() {
 void FileSystem::invalidate(MountedInode& changed) {
   if (!options_.changed_elsewhere) return;
   changed.invalidating += 1;
-  later([this, id = changed.id] {
+  notices_.post([this, id = changed.id] {
     const auto inode = table_.find(id);
     if (!inode) return;
     std::uint64_t revision = 0;
@@ -378,12 +393,6 @@ void FileSystem::invalidate(MountedInode& changed) {
     inode->invalidating -= 1;
     if (inode->invalidating == 0 && inode->opens > 0 && inode->cached_revision == 0) inode->cached_revision = revision;
   });
-}
-
-void FileSystem::later(std::function<void()> job) {
-  const std::lock_guard lock(jobs_mutex_);
-  jobs_.push_back(std::move(job));
-  jobs_changed_.notify_one();
 }
 
 Inode FileSystem::view(const Inode& record) {
@@ -403,6 +412,7 @@ Inode FileSystem::view(const Inode& record) {
   copy.btime = record.btime;
   copy.store = record.store;
   copy.copies = record.copies;
+  copy.wanted = record.wanted;
   copy.parent = record.parent;
   copy.revision = record.revision;
   return copy;
@@ -448,6 +458,12 @@ void FileSystem::absorb_locked(MountedInode& inode, const Inode& record, bool ou
       } else {
         merged.content = mine.content;
       }
+    } else if (inode.dirty_to > inode.dirty_from) {
+      // In chunks by another mount, and these bytes are not there yet: the commit takes them there.
+      merged.flags |= Inode::kInline;
+      merged.store = 0;
+      merged.copies.clear();
+      merged.content = mine.content;
     }
     mine = std::move(merged);
   } else {
@@ -760,27 +776,39 @@ Task<Looked> FileSystem::truncate(std::shared_ptr<MountedInode> inode, SetReques
       looked.inode = absorb(*inode, *reply.inode, true);
     }
   }
-  const std::lock_guard lock(inode->mutex);
-  if (gone) {
-    inode->record.size = request.size;
-    if (inode->record.content.size() > request.size) inode->record.content.resize(request.size);
-    inode->record.mtime = inode->record.ctime = metadata_.now();
-    looked.inode = view(inode->record);
-  }
-  if (!stores.empty() && request.size < old_size) {
-    if (inode->record.has(Inode::kInline)) {
-      // Truncated to nothing: small again until it grows.
-      inode->content.reset();
-      const auto done = stores_.remove(inode->id, stores, old_size);
-      if (!done) warn(done.error().message);
-    } else {
-      const auto done = content_of(*inode)->truncate(request.size, old_size);
-      if (!done) {
-        warn(done.error().message);
-        looked.error = errno_of_local(done.error());
-      }
-      if (inode->opens == 0) inode->content.reset();
+  std::shared_ptr<Content> cut;
+  bool emptied = false;
+  {
+    const std::lock_guard lock(inode->mutex);
+    if (gone) {
+      inode->record.size = request.size;
+      if (inode->record.content.size() > request.size) inode->record.content.resize(request.size);
+      inode->record.mtime = inode->record.ctime = metadata_.now();
+      looked.inode = view(inode->record);
     }
+    if (!stores.empty() && request.size < old_size) {
+      emptied = inode->record.has(Inode::kInline);
+      if (emptied)
+        inode->content.reset();  // truncated to nothing: small again until it grows
+      else
+        cut = content_of(*inode);
+      inode->written.clear();
+    }
+  }
+  if (!cut && !emptied) co_return looked;
+  // Other nodes' disks are not waited for by a thread that answers.
+  if (std::any_of(stores.begin(), stores.end(), [&](std::uint64_t each) { return each != chunks_.identity(); })) {
+    auto turn = chores_.turn();
+    co_await turn;
+  }
+  const auto done = emptied ? stores_.remove(inode->id, stores, old_size) : cut->truncate(request.size, old_size);
+  if (!done) {
+    warn(done.error().message);
+    if (!emptied) looked.error = errno_of_local(done.error());
+  }
+  if (cut) {
+    const std::lock_guard lock(inode->mutex);
+    if (inode->opens == 0) inode->content.reset();
   }
   co_return looked;
 }
@@ -917,12 +945,7 @@ void FileSystem::buried(const Inode& inode) {
   const std::uint64_t size = inode.size;
   std::vector<std::uint64_t> stores = inode.stores();
   if (stores.empty() && content) stores.push_back(chunks_.identity());
-  if (!stores.empty()) {
-    later([this, id = inode.id, size, content, stores] {
-      const auto done = stores_.remove(id, stores, size);
-      if (!done) warn(done.error().message + "; fsck there removes them");
-    });
-  }
+  if (!stores.empty()) remove_chunks(inode.id, std::move(stores), size, std::move(content));
 }
 
 // The last name went while the file is open here.
@@ -1274,6 +1297,9 @@ Task<TextReply> FileSystem::layout(InodeId id, std::string what) {
       if (each == chunks_.identity()) copies += " (this node)";
     }
     all.emplace_back("copies", copies.empty() ? "none" : copies);
+    const std::size_t have = inode.stores().size(), wanted = std::max<std::size_t>(inode.wanted, 1);
+    all.emplace_back("wanted", std::to_string(wanted));
+    all.emplace_back("short_chunks", std::to_string(wanted > have ? chunk_count(inode) : 0));
     all.emplace_back("chunks", std::to_string((inode.size + kChunkSize - 1) / kChunkSize));
   }
   if (is_directory(inode.mode)) {

@@ -26,6 +26,7 @@
 #include "fusionfs/fuse/file_locks.h"
 #include "fusionfs/fuse/inodes.h"
 #include "fusionfs/fuse/patient_client.h"
+#include "fusionfs/fuse/worker.h"
 
 namespace fusionfs {
 
@@ -47,6 +48,8 @@ struct FileSystemOptions {
   bool commit_at_once = false;
   bool leases =
       true;  // take the lease of directories in which names change: names known to be absent are not asked for
+  // A file's contents are on fewer chunk stores than `copies` asks for. Any thread, no blocking.
+  std::function<void(InodeId)> lacking;
   // The page cache of this inode shows what is no longer so. Called on a thread of its own.
   std::function<void(InodeId)> changed_elsewhere;
   // Puts the bytes of a small file that was written past the page cache into it. Must not wait for a file's reader.
@@ -213,7 +216,12 @@ class FileSystem {
   Task<int> commit(std::shared_ptr<MountedInode> inode, bool ends_append = false);
   Task<Looked> truncate(std::shared_ptr<MountedInode> inode, SetRequest request);
   Task<int> refresh(std::shared_ptr<MountedInode> inode);
-  int spill_locked(MountedInode& inode);                     // inode.mutex is held
+  int prepare(MountedInode& inode, std::shared_ptr<Content>& content);
+  Task<int> commit_elsewhere(std::shared_ptr<MountedInode> inode, Inode record, std::vector<Extent> written);
+  void seek_stores();
+  bool await_stores(MountedInode& inode);
+  void note_lacking(const Inode& inode);
+  void remove_chunks(InodeId inode, std::vector<std::uint64_t> stores, std::uint64_t size, std::shared_ptr<Content> content);
   void fill_cache_locked(MountedInode& inode);
   std::shared_ptr<Content> content_of(MountedInode& inode);  // inode.mutex is held
   void buried(const Inode& inode);
@@ -226,7 +234,6 @@ class FileSystem {
     if (options_.warn) options_.warn(text);
   }
   void warn_of_store(const std::string& text);
-  void later(std::function<void()> job);
   void invalidate(MountedInode& changed);
   Task<int> forgotten_by_kernel(std::shared_ptr<MountedInode> inode);
   Task<int> find_stores(std::shared_ptr<MountedInode> inode);
@@ -258,12 +265,16 @@ class FileSystem {
   std::set<InodeId> appending_;  // those with appends_until. Guarded by dirty_mutex_
   std::vector<std::string> again_;  // keys that settling has found, to be looked at once more. Guarded by dirty_mutex_
 
-  std::mutex jobs_mutex_;
-  std::condition_variable jobs_changed_;
-  std::deque<std::function<void()>> jobs_;  // guarded by jobs_mutex_
-  bool stopping_ = false;                   // guarded by jobs_mutex_
+  std::mutex ending_mutex_;
+  std::condition_variable ending_changed_;
+  bool stopping_ = false;  // guarded by ending_mutex_
   std::thread background_;
-  base::Time stores_sought_{};  // the background thread's
+  std::mutex seeking_mutex_;
+  base::Time stores_sought_{};  // guarded by seeking_mutex_
+  // Stores that were waited for in vain: not again before. Guarded by seeking_mutex_
+  std::map<std::uint64_t, std::chrono::steady_clock::time_point> waited_for_;
+  std::atomic<bool> refreshing_{false}, told_lacking_{false};
+  Worker notices_, chores_;  // what the kernel is to be told; what may take long
   std::atomic<bool> burying_{false}, settle_{false}, settling_{false}, ending_{false};
   std::set<std::uint64_t> silent_;  // sessions that did not live when last looked at. Who has set burying_
 };

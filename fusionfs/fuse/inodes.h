@@ -76,13 +76,19 @@ struct KnownNames {
   bool loading = false;
 };
 
-// Members below `mutex` are guarded by it; it is held briefly and never while waiting for the store.
+struct Extent {
+  std::uint64_t from = 0, to = 0;  // bytes
+};
+
+// Members below `mutex` are guarded by it; it is held briefly and never while waiting for the store, a disk or another node.
 struct MountedInode {
   explicit MountedInode(InodeId inode) : id(inode) {}
   const InodeId id;
   std::uint64_t lookups = 0;  // the kernel's references. Guarded by the table
 
   Turn changing;  // held across a commit or a truncation: these must reach the store in order
+
+  std::mutex preparing;  // held while the first bytes go to chunks, which may take a node's time-out; taken before `mutex`
 
   std::mutex mutex;
   Inode record;                       // as this mount sees it: uncommitted writes included
@@ -96,6 +102,7 @@ struct MountedInode {
   bool in_flight = false;                      // a commit was sent and not yet answered
   bool spilled = false;                        // was inline, is in chunks now, and the store does not know yet
   std::uint64_t dirty_from = 0, dirty_to = 0;  // inline bytes to commit
+  std::vector<Extent> written;                 // chunks' bytes since the last commit was sent
   int write_error = 0;                         // of a commit in the background: told once
   std::unique_ptr<KnownNames> names;           // directories in which this mount changes names
   bool spread = false;                         // over several homes: no lease covers all names, `names` is of no use

@@ -350,6 +350,14 @@ Result<bool> serve_mount(zht::Client& client, const MountOptions& options, const
   file_options.copies = options.replicas;
   const std::string session_file = options.data_folder + "/services/" + service_name(options.directory) + ".session";
   std::ifstream(session_file) >> file_options.previous_session;
+  struct Watching {  // the sweep that is to hear of files that lack a copy, while there is one
+    std::mutex mutex;
+    Sweeper* sweeper = nullptr;
+  } watching;
+  file_options.lacking = [&watching](InodeId inode) {
+    const std::lock_guard lock(watching.mutex);
+    if (watching.sweeper != nullptr) watching.sweeper->look_at(inode);
+  };
   FileSystem file_system(client, clock, *chunks, std::move(file_options));
   if (const int error = wait(file_system.start(0755, ::geteuid(), ::getegid())); error != 0) {
     return fail(Code::unavailable, "the store did not answer: ", std::strerror(error), "; is it running? zht status");
@@ -357,10 +365,13 @@ Result<bool> serve_mount(zht::Client& client, const MountOptions& options, const
 
   // Should this process be killed, the next mount here need not wait until that shows.
   std::ofstream(session_file) << file_system.session() << "\n";
+  Repair repair(client, *chunks, file_system.stores(), {});
   std::unique_ptr<Sweeper> sweeper;
   if (!options.read_only) {
     sweeper = std::make_unique<Sweeper>(client, *chunks, [&file_system] { return file_system.stores().epoch(); },
-                                        [](const std::string& text) { log.info(text); });
+                                        [](const std::string& text) { log.info(text); }, &repair);
+    const std::lock_guard lock(watching.mutex);
+    watching.sweeper = sweeper.get();
   }
 
   if (const auto found = file_system.stores().refresh(); !found) log.warn("chunk stores: " + found.error().message);
@@ -408,6 +419,10 @@ Result<bool> serve_mount(zht::Client& client, const MountOptions& options, const
       if (ended < 0) result = fail(Code::io, "serving ", options.directory, " ended: ", std::strerror(-ended));
     }
     fuse_session_unmount(session);
+  }
+  {
+    const std::lock_guard lock(watching.mutex);
+    watching.sweeper = nullptr;
   }
   sweeper.reset();
   const int error = file_system.stop();

@@ -140,8 +140,16 @@ Result<int> locate_file(const support::CommonFlags& common, const std::string& p
                             : here                    ? "this node"
                                                       : "another node";
   const auto partition = zht::partition_of(inode_key(id), store.client->partition_count());
+  Stores others(*store.client, *store.chunks);
+  TRY(others.refresh());
+  Repair repair(*store.client, *store.chunks, others, {.lost_after = std::chrono::milliseconds(0)});
+  const std::size_t lacks = repair.lacks(inode);
+  const std::uint64_t too_few = lacks > 0 ? chunk_count(inode) : 0;
   if (common.json) {
     support::print_json({{"inode", raw(id)},
+                         {"copy_count", stores.size()},
+                         {"wanted_copy_count", std::max<std::size_t>(inode.wanted, stores.empty() ? 0 : 1)},
+                         {"short_chunk_count", too_few},
                          {"home", raw(home_of(id))},
                          {"partition", static_cast<std::uint32_t>(partition)},
                          {"size_bytes", inode.size},
@@ -152,6 +160,9 @@ Result<int> locate_file(const support::CommonFlags& common, const std::string& p
   std::printf("inode %llu, home %llu, partition %u, %s, content: %s\n", static_cast<unsigned long long>(raw(id)),
               static_cast<unsigned long long>(raw(home_of(id))), static_cast<unsigned>(partition),
               support::human_size(inode.size).c_str(), place.c_str());
+  if (lacks > 0)
+    std::printf("SHORT: %llu chunks lack %llu of %u copies\n", static_cast<unsigned long long>(too_few),
+                static_cast<unsigned long long>(lacks), static_cast<unsigned>(inode.wanted));
   support::Table table({"OFFSET", "SIZE", "CHUNK"});
   for (const auto& each : chunks) {
     table.row({std::to_string(each["offset_bytes"].get<std::uint64_t>()),

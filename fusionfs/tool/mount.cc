@@ -14,6 +14,7 @@
 #include <sstream>
 #include <nlohmann/json.hpp>
 
+#include "fusionfs/data/sweep.h"
 #include "fusionfs/fuse/session.h"
 #include "fusionfs/tool/chunk_service.h"
 #include "fusionfs/tool/verbs.h"
@@ -248,7 +249,8 @@ Result<int> remount(const std::string& directory, unsigned long flags) {
 Result<int> show_status(const support::CommonFlags& common, const std::string& only) {
   TRY_LET(data, support::data_folder(common.data));
   const std::string wanted = only.empty() ? "" : mount_point_of(only);
-  support::Table table({"DIRECTORY", "STATE", "PID", "OPTIONS"});
+  support::Table table({"DIRECTORY", "STATE", "PID", "SHORT", "OPTIONS"});
+  const auto lacking = read_short(data + "/chunks");
   nlohmann::json list = nlohmann::json::array();
   for (const Mounted& mounted : mounts()) {
     if (!wanted.empty() && mounted.directory != wanted) continue;
@@ -256,10 +258,12 @@ Result<int> show_status(const support::CommonFlags& common, const std::string& o
     const bool dead = ::stat(mounted.directory.c_str(), &status) != 0 && errno == ENOTCONN;
     const auto pid = support::service_pid(data, service_name(mounted.directory));
     const std::string state = dead ? "dead" : pid ? "serving" : "serving (another node's)";
-    table.row({mounted.directory, state, pid ? std::to_string(*pid) : "-", mounted.options});
+    table.row({mounted.directory, state, pid ? std::to_string(*pid) : "-",
+               pid && lacking ? std::to_string(lacking->chunks) : "-", mounted.options});
     nlohmann::json each{
         {"directory", mounted.directory}, {"state", dead ? "dead" : "serving"}, {"options", mounted.options}};
     if (pid) each["pid"] = *pid;
+    if (pid && lacking) each["short_chunk_count"] = lacking->chunks;
     list.push_back(std::move(each));
   }
   if (!wanted.empty() && list.empty())

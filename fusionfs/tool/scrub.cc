@@ -1,10 +1,12 @@
 // Reads all chunks of this node, says whose checksums do not agree, takes what is damaged from another copy.
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "fusionfs/data/repair.h"
 #include "fusionfs/data/settle.h"
 #include "fusionfs/data/stores.h"
 #include "fusionfs/fuse/wait.h"
@@ -21,11 +23,9 @@ using base::Code;
 using base::fail;
 using base::Result;
 
-constexpr std::size_t kPiece = std::size_t{1} << 20;
-
 struct Totals {
   std::uint64_t chunks = 0, blocks = 0, without_sum = 0, bad = 0, healed = 0, differed = 0, settled = 0, busy = 0, copies_made = 0,
-                copies_lacking = 0;
+                copies_lacking = 0, short_chunks = 0;
 };
 
 // The block as another store has it.
@@ -66,52 +66,15 @@ Result<void> scrub_chunk(Place& place, Stores& stores, const ChunkStore::Chunk& 
   return {};
 }
 
-// Gives a file of which this node has a copy to another store, unless it changes meanwhile.
-Result<bool> copy_file(Place& place, Stores& stores, const Inode& inode, std::uint64_t to) {
-  const auto from = stores.open(inode.id, {place.chunks->identity()}), into = stores.open(inode.id, {to});
-  TRY(into->begin_writing(0));
-  std::string piece;
-  std::uint64_t at = 0;
-  while (at < inode.size) {
-    TRY_LET(data, from->seek(at, inode.size, true));
-    if (data >= inode.size) break;
-    TRY_LET(hole, from->seek(data, inode.size, false));
-    for (at = data; at < hole; at += piece.size()) {
-      piece.resize(std::min<std::uint64_t>(kPiece, hole - at));
-      TRY(from->read(at, piece.data(), piece.size()));
-      TRY(into->write(at, piece));
-    }
-  }
-  TRY(into->sync());
-  CommitRequest request;
-  request.inode = inode.id;
-  request.copied = {to};
-  request.revision = inode.revision;
-  const Reply reply = wait(place.metadata->commit(request));
-  if (reply.error == 0) return true;
-  TRY(stores.remove(inode.id, {to}, inode.size));
-  return false;
-}
-
-Result<void> replicate(Place& place, Stores& stores, const Inode& inode, std::size_t wanted, Totals& totals) {
-  std::vector<std::uint64_t> living;
-  for (const std::uint64_t each : inode.stores()) {
-    if (stores.known(each)) living.push_back(each);
-  }
-  // One of those that have it sees to it: the first that lives.
-  if (living.empty() || living.front() != place.chunks->identity()) return {};
-  for (const std::uint64_t each : stores.choose(64)) {
-    if (living.size() >= wanted) break;
-    const std::vector<std::uint64_t> have = inode.stores();
-    if (std::find(have.begin(), have.end(), each) != have.end()) continue;
-    Reply now = wait(place.metadata->getattr(inode.id));
-    if (now.error != 0 || now.inode->stores().empty()) return {};
-    TRY_LET(made, copy_file(place, stores, *now.inode, each));
-    if (!made) continue;
-    living.push_back(each);
-    totals.copies_made += 1;
-  }
-  if (living.size() < wanted) totals.copies_lacking += wanted - living.size();
+// Makes the copies that a file lacks, of those asked for when it was written or, `wanted`, now.
+Result<void> replicate(Place& place, Repair& repair, const Inode& inode, std::size_t wanted, Totals& totals) {
+  if (!repair.is_mine(inode) || repair.lacks(inode, wanted) == 0) return {};
+  TRY_LET(made, repair.mend(inode, wanted));
+  totals.copies_made += made;
+  const Reply now = wait(place.metadata->getattr(inode.id));
+  const std::size_t lacks = now.error == 0 ? repair.lacks(*now.inode, wanted) : 0;
+  totals.copies_lacking += lacks;
+  totals.short_chunks += lacks > 0 ? chunk_count(*now.inode) : 0;
   return {};
 }
 
@@ -119,6 +82,7 @@ Result<int> scrub(const support::CommonFlags& common, std::size_t replicas) {
   TRY_LET(place, open_place(common));
   Stores stores(*place.client, *place.chunks);
   TRY(stores.refresh());
+  Repair repair(*place.client, *place.chunks, stores, {.lost_after = std::chrono::milliseconds(0), .bytes_per_second = 0});
   TRY_LET(chunks, place.chunks->list());
   std::sort(chunks.begin(), chunks.end(), [](const auto& one, const auto& other) {
     return std::pair(raw(one.inode), one.index) < std::pair(raw(other.inode), other.index);
@@ -144,7 +108,7 @@ Result<int> scrub(const support::CommonFlags& common, std::size_t replicas) {
                       static_cast<unsigned long long>(raw(chunk.inode)), static_cast<unsigned long long>(settled.differed),
                       static_cast<unsigned long long>(settled.settled));
       }
-      if (inode && replicas > 1) TRY(replicate(place, stores, *inode, replicas, totals));
+      if (inode) TRY(replicate(place, repair, *inode, replicas, totals));
     }
     TRY(scrub_chunk(place, stores, chunk, inode, totals, list, common.quiet || common.json));
   }
@@ -160,6 +124,7 @@ Result<int> scrub(const support::CommonFlags& common, std::size_t replicas) {
                          {"not_compared_count", totals.busy},
                          {"copies_made_count", totals.copies_made},
                          {"copies_lacking_count", totals.copies_lacking},
+                         {"short_chunk_count", totals.short_chunks},
                          {"damaged", list}});
   } else if (!common.quiet) {
     std::printf("%s chunks, %s blocks of 4 KiB: %s", support::human_count(totals.chunks).c_str(),
@@ -176,7 +141,8 @@ Result<int> scrub(const support::CommonFlags& common, std::size_t replicas) {
       std::printf("; %llu files are being written and were not compared", static_cast<unsigned long long>(totals.busy));
     if (totals.copies_made != 0) std::printf("; %llu copies made", static_cast<unsigned long long>(totals.copies_made));
     if (totals.copies_lacking != 0)
-      std::printf("; %llu copies lack a node to be on", static_cast<unsigned long long>(totals.copies_lacking));
+      std::printf("; %llu copies (of %llu chunks) lack a node to be on", static_cast<unsigned long long>(totals.copies_lacking),
+                  static_cast<unsigned long long>(totals.short_chunks));
     std::printf("\n");
   }
   if (left != 0) return fail(Code::corrupt, left, " blocks are damaged and could not be healed");
@@ -190,7 +156,7 @@ void add_scrub_verb(support::Program& program) {
                             {"fusionfs scrub", "fusionfs scrub --replicas 2"});
   const auto replicas = std::make_shared<std::size_t>(1);
   verb.options()
-      .add_option("--replicas", *replicas, "also copy files that are on fewer nodes to others (default 1: do not)")
+      .add_option("--replicas", *replicas, "copy files that are on fewer nodes to others (default: as many as was asked for when a file was written)")
       ->check(CLI::Range(1, 8));
   verb.action([&program, replicas]() -> Result<int> { return scrub(program.common(), *replicas); });
 }

@@ -137,8 +137,9 @@ Result<void> serve_chunks(const support::CommonFlags& common, Listen listen) {
   if (!server) return server.error();
   stores.serve_at(host + std::to_string((*server)->port()));
   log.info("serving chunks", {{"address", host + std::to_string((*server)->port())}, {"chunk_store", chunks->identity()}});
+  Repair repair(*client, *chunks, stores, {});
   auto sweeper = std::make_unique<Sweeper>(*client, *chunks, [&stores] { return stores.epoch(); },
-                                           [](const std::string& text) { log.info(text); });
+                                           [](const std::string& text) { log.info(text); }, &repair);
   bool told = false;
   do {
     const auto done = stores.refresh();

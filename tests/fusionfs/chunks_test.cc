@@ -313,6 +313,9 @@ class NodesTest : public ChunksTest {
     options.attribute_timeout = std::chrono::milliseconds(0);
     options.leases = false;
     options.copies = copies;
+    options.lacking = [this](InodeId inode) {
+      if (Sweeper* const sweeper = sweeper_) sweeper->look_at(inode);
+    };
     options.serves_at = "127.0.0.1:" + std::to_string(node.server->port());
     options.warn = [this](const std::string& text) {
       const std::lock_guard lock(mutex_);
@@ -365,6 +368,7 @@ class NodesTest : public ChunksTest {
   zht::Procedures procedures_;
   std::unique_ptr<testing_support::LocalStore> store_;
   Node nodes_[2];
+  std::atomic<Sweeper*> sweeper_{nullptr};  // hears of files that lack a copy
   std::mutex mutex_;
   std::string warnings_;
 };
@@ -435,6 +439,132 @@ TEST_F(NodesTest, WithTwoCopiesOneNodeMayGoAndWhatMissedAChangeIsNoCopyAnyMore) 
   stop(nodes_[0]);
   start(nodes_[0], 2);
   EXPECT_TRUE(fetch(nodes_[0], "f") == "changed" + text.substr(7));
+}
+
+// Fewer nodes than copies asked for: what there is is written, it is said, and the rest is made by and by.
+TEST_F(NodesTest, CopiesThatThereWasNoNodeForAreMadeWhenOneComes) {
+  stop(nodes_[1]);
+  EXPECT_TRUE(nodes_[0].files->stores().refresh());
+  Repair repair(*nodes_[0].client, *nodes_[0].chunks, nodes_[0].files->stores(), {.lost_after = std::chrono::milliseconds(0)});
+  const Sweeper sweeper(*nodes_[0].client, *nodes_[0].chunks, [this] { return nodes_[0].files->stores().epoch(); },
+                        [](const std::string&) {}, &repair);
+  const std::string text = long_text(200'000);
+  const InodeId id = make(nodes_[0], "f", text), other = make(nodes_[0], "g", text);
+  EXPECT_EQ(record(id).stores(), std::vector<std::uint64_t>{nodes_[0].chunks->identity()});
+  EXPECT_EQ(record(id).wanted, 2);
+  EXPECT_EQ(wait(nodes_[0].files->layout(id, "short_chunks")).text, "1");
+  EXPECT_NE(warnings().find("is on 1 of 2 chunk stores"), std::string::npos) << warnings();
+  EXPECT_EQ(warnings().find("is on 1 of 2"), warnings().rfind("is on 1 of 2")) << "said once";
+  const auto lacking = [&] { return read_short(nodes_[0].chunks->folder()).value_or(Short{}).files; };
+  for (int i = 0; i < 2000 && lacking() != 2; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_EQ(lacking(), 2u);
+  start(nodes_[1], 2);
+  const auto whole = [&] { return record(id).stores().size() == 2 && record(other).stores().size() == 2; };
+  for (int i = 0; i < 2000 && !whole(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  ASSERT_TRUE(whole());
+  EXPECT_EQ(wait(nodes_[0].files->getattr(id)).inode.copies, std::vector<std::uint64_t>{nodes_[1].chunks->identity()});
+  EXPECT_EQ(wait(nodes_[0].files->layout(id, "short_chunks")).text, "0");
+  nodes_[0].server.reset();
+  EXPECT_TRUE(fetch(nodes_[1], "f") == text);
+}
+
+// A mount that has just begun, or the file's node has, and the one does not know of the other yet.
+TEST_F(NodesTest, AReadWaitsForAStoreThatIsNotAnnouncedYet) {
+  for (Node& node : nodes_) stop(node);
+  start(nodes_[0], 1);
+  const std::string text = long_text(200'000);
+  make(nodes_[0], "f", text);
+  ASSERT_TRUE(nodes_[0].client->remove(store_key(nodes_[0].chunks->identity())));
+  nodes_[1].server.reset();
+  {
+    Node& late = nodes_[0];
+    std::unique_ptr<FileSystem> hidden = std::move(late.files);  // start() lets all others look for stores
+    start(nodes_[1], 1);
+    late.files = std::move(hidden);
+  }
+  std::thread announce([this] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(700));
+    EXPECT_TRUE(nodes_[0].files->stores().refresh());
+    store_->advance(std::chrono::seconds(2));  // from when it was asked last, by the mount's clock
+  });
+  EXPECT_TRUE(fetch(nodes_[1], "f") == text) << warnings();
+  announce.join();
+}
+
+TEST_F(NodesTest, ACopyThatMissedAChangeIsMadeAgainElsewhere) {
+  Node third;
+  third.chunks = *ChunkStore::open(folder_ + "/third");
+  const std::string text = long_text(200'000);
+  const InodeId id = make(nodes_[0], "f", text);
+  ASSERT_EQ(record(id).stores().size(), 2u);
+  start(third, 1);
+  Repair repair(*nodes_[0].client, *nodes_[0].chunks, nodes_[0].files->stores(), {});
+  Sweeper sweeper(*nodes_[0].client, *nodes_[0].chunks, [] { return std::uint64_t{0}; }, [](const std::string&) {}, &repair);
+  sweeper_ = &sweeper;
+  nodes_[1].server.reset();
+  wait(nodes_[0].files->lookup(kRootInode, "f"));
+  EXPECT_EQ(wait(nodes_[0].files->open(id, O_RDWR)).error, 0);
+  EXPECT_EQ(nodes_[0].files->write(id, 0, "changed"), 0);
+  EXPECT_EQ(wait(nodes_[0].files->sync(id)), 0);
+  EXPECT_EQ(wait(nodes_[0].files->release(id)), 0);
+  const std::vector<std::uint64_t> wanted{nodes_[0].chunks->identity(), third.chunks->identity()};
+  for (int i = 0; i < 3000 && record(id).stores() != wanted; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_EQ(record(id).stores(), wanted);
+  sweeper_ = nullptr;
+  nodes_[0].server.reset();
+  EXPECT_TRUE(fetch(third, "f") == "changed" + text.substr(7));
+  stop(third);
+}
+
+// Each moves it to chunks of its own; whoever commits second takes what it has written to the other's.
+TEST_F(NodesTest, ASmallFileThatTwoNodesGrowAtOnceHasWhatBothHaveWritten) {
+  for (Node& node : nodes_) stop(node);
+  for (Node& node : nodes_) start(node, 1);
+  const InodeId id = make(nodes_[0], "f", "small");
+  for (Node& node : nodes_) {
+    wait(node.files->lookup(kRootInode, "f"));
+    EXPECT_EQ(wait(node.files->open(id, O_RDWR)).error, 0);
+  }
+  const std::string one(10'000, '1'), two(70'000, '2');
+  EXPECT_EQ(nodes_[0].files->write(id, 5, one), 0);
+  EXPECT_EQ(nodes_[1].files->write(id, 2, "A"), 0);  // inline still
+  EXPECT_EQ(nodes_[1].files->write(id, 20'000, two), 0);
+  for (Node& node : nodes_) EXPECT_EQ(wait(node.files->sync(id)), 0);
+  EXPECT_EQ(nodes_[1].files->write(id, 90'000, "end"), 0);
+  for (Node& node : nodes_) EXPECT_EQ(wait(node.files->sync(id)), 0);
+  for (Node& node : nodes_) EXPECT_EQ(wait(node.files->release(id)), 0);
+  const std::string whole = "smAll" + one + std::string(20'000 - 10'005, '\0') + two + "end";
+  EXPECT_EQ(record(id).stores(), std::vector<std::uint64_t>{nodes_[0].chunks->identity()});
+  for (Node& node : nodes_) EXPECT_TRUE(fetch(node, "f") == whole);
+  for (int i = 0; i < 2000 && !nodes_[1].chunks->list()->empty(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  EXPECT_TRUE(nodes_[1].chunks->list()->empty()) << "what was moved away takes no room";
+}
+
+// What a commit says of room is what a reader counts who begins anew.
+TEST_F(ChunksTest, BlocksAreCountedAsWhatWasChangedSays) {
+  const auto store = *ChunkStore::open(folder_ + "/chunks");
+  const InodeId inode{7};
+  constexpr std::uint64_t kSpan = 3 * kChunkSize;
+  LocalContent content(*store, inode);
+  base::Random random(7);
+  for (int step = 0; step < 200; ++step) {
+    const std::uint64_t at = random.below(kSpan - 100'000), size = 1 + random.below(100'000);
+    switch (random.below(6)) {
+      case 0:
+        ASSERT_TRUE(content.punch(at, size));
+        break;
+      case 1:
+        ASSERT_TRUE(content.allocate(at, size));
+        break;
+      case 2:
+        if (!random.chance(0.2)) break;
+        ASSERT_TRUE(content.truncate(at, kSpan));
+        break;
+      default:
+        ASSERT_TRUE(content.write(at, std::string(size, 'x')));
+    }
+    ASSERT_EQ(content.blocks(kSpan), LocalContent(*store, inode).blocks(kSpan)) << "step " << step;
+  }
 }
 
 TEST_F(NodesTest, ChunksOfWhichNoRecordSpeaksGoAndNoOthers) {

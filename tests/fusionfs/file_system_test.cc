@@ -134,6 +134,25 @@ TEST_F(FileSystemTest, WritersInBothMountsKeepBothTheirBytes) {
   b_.files->forget(looked.inode.id, 1);
 }
 
+// Written here, small and not yet committed, while the other mount makes it large: looking at it in between loses nothing.
+TEST_F(FileSystemTest, WhatIsNotCommittedOutlivesAnotherMountsMoveToChunks) {
+  const InodeId id = create(*a_.files, kRootInode, "f");
+  EXPECT_EQ(a_.files->write(id, 0, "aaaa"), 0);
+  EXPECT_EQ(wait(a_.files->flush(id)), 0);
+  const Looked looked = wait(b_.files->lookup(kRootInode, "f"));
+  EXPECT_EQ(wait(b_.files->open(id, O_RDWR)).error, 0);
+  EXPECT_EQ(b_.files->write(id, 1, "BB"), 0);
+  EXPECT_EQ(a_.files->write(id, 4, std::string(8000, 'A')), 0);
+  EXPECT_EQ(wait(a_.files->flush(id)), 0);
+  wait(b_.files->lookup(kRootInode, "f"));
+  EXPECT_EQ(wait(b_.files->flush(id)), 0);
+  EXPECT_EQ(fetch(*a_.files, kRootInode, "f"), "aBBa" + std::string(8000, 'A'));
+  EXPECT_EQ(fetch(*b_.files, kRootInode, "f"), "aBBa" + std::string(8000, 'A'));
+  EXPECT_EQ(wait(a_.files->release(id)), 0);
+  EXPECT_EQ(wait(b_.files->release(id)), 0);
+  b_.files->forget(looked.inode.id, 2);
+}
+
 TEST_F(FileSystemTest, AnUnlinkedFileIsReadUntilItIsClosed) {
   const InodeId id = create(*a_.files, kRootInode, "f");
   EXPECT_EQ(a_.files->write(id, 0, std::string(100'000, 'z')), 0);
