@@ -177,7 +177,7 @@ class Consumer {
   struct Batch {
     std::vector<Delivery> deliveries;  // of one partition; empty when nothing came in time
     std::vector<Receipt> receipts;     // the same with neighbours joined: cheaper to settle when all is done
-    std::vector<Settled> settled;      // what became of `settle`, in its order
+    std::vector<Settled> settled;      // what became of `settle`, in its order; busy: nothing, send it again
   };
   // Up to `most` (1..kMaxBatch) messages; `settle` rides along on the same request where it concerns the same
   // partition.

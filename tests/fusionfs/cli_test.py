@@ -52,6 +52,30 @@ class Program(unittest.TestCase):
         self.box = Sandbox()
         self.addCleanup(self.box.clean_up)
 
+    def test_an_emptied_file_system_holds_no_key_but_its_roots_a_minute_later(self):
+        mount = self.box.mount("mnt")
+
+        def keys():
+            every = self.box.json("zht", "scan", "{d:", "--json")
+            return sorted(each["key"] for each in every if not each["key"].startswith("{d:0}"))
+
+        for d in range(6):
+            folder = os.path.join(mount, f"d{d}")
+            os.makedirs(os.path.join(folder, "below"))
+            for f in range(60):
+                with open(os.path.join(folder, f"f{f}"), "wb") as file:
+                    file.write(b"x" * (10 if f % 3 else 10_000))
+        for d in range(5):
+            for f in range(20):
+                os.rename(os.path.join(mount, f"d{d}", f"f{f}"), os.path.join(mount, f"d{d + 1}", f"moved{f}"))
+                os.link(os.path.join(mount, f"d{d}", f"f{20 + f}"), os.path.join(mount, f"d{d + 1}", f"linked{f}"))
+            os.rename(os.path.join(mount, f"d{d}", "below"), os.path.join(mount, f"d{d + 1}", "came"))
+        os.setxattr(os.path.join(mount, "d0", "f59"), "user.a", b"b")
+        self.assertGreater(len(keys()), 400, "or this test shows nothing")
+        shutil.rmtree(mount, ignore_errors=True)
+        self.assertEqual(os.listdir(mount), [])
+        harness.wait_for(lambda: not keys(), "the last key", 60)
+
     def test_a_mount_that_is_its_own_node(self):
         mount = self.box.mount("mnt", "-o", "embed")
         self.assertEqual(len(self.box.processes()), 1, "mount and node are one process")

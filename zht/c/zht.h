@@ -92,7 +92,7 @@ typedef struct zht_options {
   const char* data_folder;     /* of the local node; NULL: $ZHT_DATA, else $XDG_DATA_HOME/zht, else ~/.local/share/zht */
   uint64_t timeout_ms;         /* of an operation, retries included; 10000 */
   uint64_t connect_timeout_ms; /* 2000 */
-  uint64_t max_in_flight;      /* of zht_submit and queues; 65536 */
+  uint64_t max_in_flight;      /* of zht_submit and queues, callbacks aside; 65536 */
   uint64_t max_connections;    /* idle connections kept; 256 */
   bool no_start;               /* do not start the local node when none runs */
   bool quiet;                  /* do not say on stderr that it was started */
