@@ -116,14 +116,15 @@ def render(lines):
         raise Unfit(f"no figures of {len(missing)} rows, among them {'; '.join(missing[:3])}")
     rounds = [line["rounds"] for line in lines]
     rounds_text = str(min(rounds)) if min(rounds) == max(rounds) else f"{min(rounds)} to {max(rounds)}"
-    head = (f"Commit {commit}, {machine}, by `bench/run NAME{' --quick' if size == 'quick' else ''}`: medians of {rounds_text} rounds in which the systems\n"
+    head = (f"Commit {commit}, {machine}, by `bench/run NAME{' --quick' if size == 'quick' else ''}`: medians of {rounds_text} round{'' if rounds_text == '1' else 's'} in which the systems\n"
             "take turns. Machines differ, so read the ratios: behind each peer stands ours divided by the peer's. A limit answers and does nothing\n"
             f"else. In {behind} of {rows} rows a peer is ahead; they say so. How each system ran is told below.\n")
     notes = []
     for _, bench, _, _ in PARTS:
-        told = report.NOTES.get(bench, {})
-        text = f"- {bench}: " + ". ".join(f"`{system}`: {how}" for system, how in told.items()) + "."
-        if told and text not in notes:
+        told = [f"`{system}`: {how}" for system, how in report.NOTES.get(bench, {}).items()]
+        rounds_of = report.per_system([line for line in lines if line["bench"] == bench], lambda line: line["rounds"])
+        text = f"- {bench}: " + ". ".join([*told, f"Rounds of each: {rounds_of}"]) + "."
+        if text not in notes:
             notes.append(text)
     return "\n".join([head, "| what | here | others, ours / theirs | |", "|---|---|---|---|", *out, "", "How each system ran:", "", *notes])
 

@@ -104,6 +104,7 @@ class Readme(unittest.TestCase):
     def test_every_row_names_peers_and_says_where_they_are_ahead(self):
         text = readme_table.render(whole_run())
         self.assertIn("Commit 0123456789, 2 cores of a test", text)
+        self.assertIn("Rounds of each: zht, redis, limit, zht_in_process: 3.", text)
         rows = [one for one in text.splitlines() if one.startswith("| ") and " | " in one]
         insert = next(one for one in rows if one.startswith("| insert 32x64"))
         self.assertIn("| 2 | Redis 1, 2.00; limit 1, 2.00 |  |", insert)  # more is better: ahead
