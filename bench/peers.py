@@ -94,15 +94,6 @@ def libraries():
     return dict(os.environ, LD_LIBRARY_PATH=os.pathsep.join(paths + [os.environ.get("LD_LIBRARY_PATH", "")]).strip(":"))
 
 
-def mend_link(place):
-    """A program may be a link to one of another package (redis-server is redis-tools' redis-check-rdb under another name), which was
-    not fetched because this machine has it: then that one is meant."""
-    installed = shutil.which(os.path.basename(os.readlink(place)))
-    if installed is not None:
-        os.remove(place)
-        os.symlink(installed, place)
-
-
 def program(name, package, may_fetch):
     """Path of a peer's program."""
     places = [shutil.which(name), os.path.join(PEERS, "usr", "bin", name), os.path.join(PEERS, "usr", "sbin", name)]
@@ -113,8 +104,6 @@ def program(name, package, may_fetch):
         raise Unavailable(f"no {name} on the path (Debian package {package})")
     fetch(package)
     for place in places[1:]:
-        if os.path.islink(place) and not os.path.exists(place):
-            mend_link(place)
         if os.path.exists(place):
             return place
     raise Unavailable(f"package {package} holds no program {name}")

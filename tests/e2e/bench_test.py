@@ -1,17 +1,9 @@
 #!/usr/bin/env python3
 """zht bench: what it prints is what was asked for; and those who wait for a key are woken, also over a kill -9 of the node."""
-import os
-import shutil
-import subprocess
-import sys
 import unittest
-from unittest import mock
 
 import harness
 from harness import Sandbox, rounds
-
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "..", "bench"))
-import peers  # noqa: E402
 
 
 class Bench(unittest.TestCase):
@@ -48,28 +40,6 @@ class Bench(unittest.TestCase):
             _, err = process.communicate(timeout=harness.DEADLINE)
             self.assertEqual(process.returncode, 7)
             self.assertIn(b"wrong answer: lookup of bench:3", err)
-
-    def test_a_peer_that_is_a_link_into_an_installed_package_is_found(self):
-        """Debian's redis-server holds a link to redis-tools' redis-check-rdb; where that is installed it is not fetched."""
-        with Sandbox() as box, mock.patch.dict(os.environ), mock.patch.object(peers, "PEERS", box.path("peers")):
-            installed = box.path("installed")
-            os.mkdir(installed)
-            with open(os.path.join(installed, "redis-check-rdb"), "w", encoding="ascii") as program:
-                program.write("#!/bin/sh\necho $0\n")
-            os.chmod(program.name, 0o755)
-            os.environ["PATH"] = installed + ":/bin"
-            place = os.path.join(peers.PEERS, "usr", "bin")
-
-            def fetch(*packages):
-                self.assertEqual(packages, ("redis-server",))
-                os.makedirs(place)
-                os.symlink("redis-check-rdb", os.path.join(place, "redis-server"))
-
-            with mock.patch.object(shutil, "which", lambda name: os.path.join(installed, name) if name in os.listdir(installed) else None), \
-                    mock.patch.object(peers, "fetch", fetch):
-                self.assertEqual(peers.program("redis-server", "redis-server", True), os.path.join(place, "redis-server"))
-            out = subprocess.run([os.path.join(place, "redis-server")], capture_output=True, text=True, check=True)
-            self.assertIn("redis-server", out.stdout)
 
     def wake(self, box, *more):
         result = box.json("zht", "bench", "--operation", "callback", "--json", *more)
