@@ -27,6 +27,7 @@ constexpr KnownDefect kKnown[] = {
     {"no_retry_table", Defect::no_retry_table, 300},
     {"forget_refusals", Defect::forget_refusals, 400, false},
     {"keep_results_of_truncated", Defect::keep_results_of_truncated, 1'000},
+    {"copies_by_instance", Defect::copies_by_instance, 100},
     {"wake_uncommitted", Defect::wake_uncommitted, 300},
 };
 

@@ -3,6 +3,12 @@
 
 namespace zht::sim {
 
+namespace {
+
+std::uint64_t home_of(InstanceId one) { return static_cast<std::uint64_t>(home(one)); }
+
+}  // namespace
+
 Seat::Seat(Node& node, int place) : node_(node), world_(node.world()), place_(place) {}
 
 InstanceId Seat::id() const { return InstanceId{static_cast<std::uint32_t>(node_.number() + kNodes * place_)}; }
@@ -39,7 +45,8 @@ void Seat::open_protocol() {
   world_.say("start %s.%llu with %zu entries%s%s", name().c_str(), static_cast<unsigned long long>(node_.incarnation), opened.entries,
              opened.torn ? ", torn" : "", opened.damaged ? ", DAMAGED" : "");
   if (opened.torn) world_.happened(Happened::torn_log);
-  own_ = std::make_unique<Replicator>(ReplicatorOptions{self(), world_.partition_count, world_.timing, world_.options.defects, this}, *store);
+  const ReplicatorOptions options{self(), world_.partition_count, world_.timing, world_.options.defects, this, home_of};
+  own_ = std::make_unique<Replicator>(options, *store);
   replicator = own_.get();
   replicator->begin(node_.now());
   server_ = std::make_unique<BareServer>(
@@ -57,6 +64,7 @@ bool Seat::open_instance() {
   options.segment_size = world_.options.emphasis == RunOptions::Emphasis::rot ? 1 << 12 : 1 << 13;
   options.log_floor = 0;
   options.timing = world_.timing;
+  options.home = home_of;
   options.maintain_budget = {};  // by the computer's clock, a run would not repeat
   options.keep_departed = std::chrono::milliseconds(50 + world_.random.below(3000));
   options.defects = world_.options.defects;
@@ -313,8 +321,10 @@ void Seat::on_promoted(Member, PartitionId partition) {
 
 void Seat::on_committed(Member, PartitionId partition, Version first_version, Version last) {
   const Replica& replica = *replicator->look(partition);
-  if (replica.role() == Replica::Role::primary && replica.view().sync.size() < std::min<std::size_t>(replica.view().need, world_.timing.sync_copies))
-    world_.bad("committed with too few copies", name() + " entry " + std::to_string(last));
+  std::set<int> homes;
+  for (Member one : replica.view().sync) homes.insert(home(one.instance));
+  if (replica.role() == Replica::Role::primary && homes.size() < std::min<std::size_t>(replica.view().need, world_.timing.sync_copies))
+    world_.bad("committed on too few nodes", name() + " entry " + std::to_string(last) + " in view " + to_string(replica.view()));
   if (!store) {
     const auto to = replica.position_of(last);
     if (to) world_.history.committed(static_cast<std::uint32_t>(partition), world_.ledger, *to, name());

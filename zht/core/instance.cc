@@ -96,7 +96,8 @@ Result<std::unique_ptr<Instance>> Instance::open(base::FileSystem& files, std::s
   instance->store_ = &instance->replicated_->tables();
   instance->results_ = &instance->replicated_->results();
   const replication::Member self{known.id, known.incarnation};
-  const replication::ReplicatorOptions replication{self, instance->partitions(), known.timing, known.defects, known.observer};
+  const replication::ReplicatorOptions replication{self, instance->partitions(), known.timing, known.defects, known.observer,
+                                                    known.home};
   instance->replicator_ = std::make_unique<replication::Replicator>(replication, *instance->replicated_);
   // In a cluster with the first round: from the moment a view is adopted time runs, and here it is not known.
   if (!known.clustered) instance->take_up();

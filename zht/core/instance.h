@@ -30,6 +30,7 @@
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -67,6 +68,7 @@ struct InstanceOptions {
   base::Duration keep_departed = std::chrono::seconds(60);
   replication::Defects defects;   // tests only, as the next
   replication::ReplicationObserver* observer = nullptr;
+  std::function<std::uint64_t(InstanceId)> home;  // the node of an instance of which nobody has told yet, if its number says that
 };
 
 struct InstanceStatistics {

@@ -54,6 +54,7 @@ Result<void> Node::Parts::open_instances(const Procedures& procedures) {
     options.core.incarnation = identity.member.incarnation;
     options.core.boot = boot;
     options.core.timing = timing();
+    options.core.home = node_of;
     options.views = cluster->views();
     options.cluster = identity.cluster;
     options.tell_manager = [this](InstanceNews news) {

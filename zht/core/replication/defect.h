@@ -42,6 +42,9 @@ enum class Defect : std::uint8_t {
   same_generation,          // who keeps alone as a last resort goes on with the epochs as they were
   vote_after_loss,          // a keeper that has lost its registers takes another's of the same configuration and votes on
   forget_unasked,           // a former member throws its copy away without asking whether those who count are there
+  copies_by_instance,       // copies are counted by instance: two on one node are taken for two
+  forget_intents,           // who plans where partitions go counts what is half moved as it stands
+  hold_surplus,             // a goal that needs one more copy where there is one too many waits for ever
   forget_promise,           // a copy that was told to lead alone does not note it: it follows on, and may be thrown away
 };
 

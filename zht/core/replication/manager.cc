@@ -127,6 +127,7 @@ void Manager::answered(NodeId keeper, base::Time now) {
 
 void Manager::on_message(const ManagerMessage& message, base::Time now) {
   now_ = std::max(now_, now);
+  if (const auto known = nodes_.find(message.from); known != nodes_.end()) known->second.spoke = now;
   for (const ViewNews& one : message.views) adopt(one.partition, one.view);
   if (std::find(options_.keepers.begin(), options_.keepers.end(), message.from) != options_.keepers.end()) answered(message.from, now);
   for (const KeeperMessage& one : message.keeper) {
@@ -163,7 +164,7 @@ void Manager::hear_of(const NodeInfo& info, base::Time now) {
   const bool same_life = !known.info.instances.empty() && known.info.instances == info.instances;
   if (known.ended && same_life) return;  // news of it that was under way when it ended
   remembered_ += after - before;
-  known = {info, now};
+  known = {info, now, false, known.spoke};
 }
 
 void Manager::compare(const ManagerMessage& message) {
@@ -185,6 +186,7 @@ void Manager::tick(base::Time now) {
     next_gossip_ = now + options_.gossip;
     gossip(now);
   }
+  if (!intents_.empty()) follow_up(now);
   if (options_.balances && now >= next_plan_) {
     next_plan_ = now + options_.balance;
     plan(now);
@@ -210,6 +212,21 @@ void Manager::gossip_to(NodeId node, std::vector<NodeInfo> nodes) {
   message.digest = digest();
   message.config = options_.config;
   message.keepers = options_.keepers;
+}
+
+void Manager::knock_everywhere() {
+  for (const auto& [node, known] : nodes_) {
+    if (node == options_.self || (known.info.leaving && known.info.instances.empty())) continue;
+    ManagerMessage& message = message_to(node);
+    message.config = options_.config;
+    message.keepers = options_.keepers;
+    message.asks_keepers = true;
+  }
+}
+
+base::Time Manager::spoke(NodeId node) const {
+  const auto known = nodes_.find(node);
+  return known == nodes_.end() ? base::Time{} : known->second.spoke;
 }
 
 void Manager::announce() {
@@ -245,8 +262,8 @@ bool Manager::lives(const Known& known, base::Time now) const {
   return known.heard != base::Time{} && now - known.heard < options_.dead;
 }
 
-// The primary that was told where a partition goes has perhaps handed it on, with the rest of the way still to go; the next knows
-// nothing of that. A view that stays as it is with a copy too many is such a one.
+// Someone else may have set a goal, who planned before or a person: the primary that was told has perhaps handed on, with the rest of the
+// way still to go, and the next knows nothing of that. A view that stays as it is with a copy too many is such a one.
 std::set<PartitionId> Manager::moving(base::Time now) {
   constexpr auto kAtRest = std::chrono::seconds(2);
   std::set<PartitionId> moving;
@@ -264,16 +281,74 @@ std::set<PartitionId> Manager::moving(base::Time now) {
   return moving;
 }
 
-void Manager::plan(base::Time now) {
-  // The living keeper with the lowest id; two at once do no harm.
+// The living keeper with the lowest id plans; two at once do no harm.
+bool Manager::plans(base::Time now) const {
   for (NodeId keeper : options_.keepers) {
     const auto known = nodes_.find(keeper);
-    if (keeper < options_.self && known != nodes_.end() && lives(known->second, now)) return;
+    if (keeper < options_.self && known != nodes_.end() && lives(known->second, now)) return false;
   }
-  if (std::find(options_.keepers.begin(), options_.keepers.end(), options_.self) == options_.keepers.end()) return;
+  return std::find(options_.keepers.begin(), options_.keepers.end(), options_.self) != options_.keepers.end();
+}
+
+void Manager::plan(base::Time now) {
+  if (!plans(now)) return intents_.clear();
+  forget_hopeless(now);
   BalanceOptions balancing = options_.balancing;
   balancing.moving = moving(now);
-  for (const Placed& one : balance(partitions(), places(now), balancing)) send_goal(one);
+  if (!balancing.defects.has(Defect::forget_intents))
+    for (const auto& [partition, intent] : intents_) balancing.under_way[partition] = intent.goal;
+  balancing.empties = 2 * balancing.moves - std::min(2 * balancing.moves, balancing.under_way.size());
+  balancing.moves -= std::min(balancing.moves, balancing.under_way.size());
+  planned_ = now;
+  for (Placed& one : balance(partitions(), places(now), balancing)) {
+    send_goal(one);
+    if (balancing.defects.has(Defect::forget_intents)) continue;
+    intents_[one.partition] = {std::move(one.goal), view(one.partition), now, true};
+  }
+}
+
+// Goals that were reached are done with, and the next may be set; whoever has come to lead meanwhile is told where it goes.
+void Manager::follow_up(base::Time now) {
+  constexpr auto kSoon = std::chrono::milliseconds(50);
+  bool done = false;
+  for (auto one = intents_.begin(); one != intents_.end();) {
+    Intent& intent = one->second;
+    const View& now_is = view(one->first);
+    if (intent.seen.epoch != now_is.epoch) {
+      intent.told = intent.told && intent.seen.primary == now_is.primary;
+      intent.seen = now_is;
+      intent.changed = now;
+    }
+    const std::vector<InstanceId>& wanted = intent.goal.members;
+    const bool there = now_is.primary.instance == intent.goal.primary && now_is.sync.size() + now_is.learners.size() == wanted.size() &&
+                       std::all_of(wanted.begin(), wanted.end(), [&](InstanceId member) { return member_at(now_is, member).has_value(); });
+    if (there) {
+      one = intents_.erase(one);
+      done = true;
+      continue;
+    }
+    if (!std::exchange(intent.told, true)) send_goal({one->first, intent.goal});
+    ++one;
+  }
+  if (done && intents_.size() < options_.balancing.moves / 2) next_plan_ = std::min(next_plan_, planned_ + kSoon);
+}
+
+// A goal that has lost a member, or whose way is blocked: another is made of how things are now. Copies under way are waited for.
+void Manager::forget_hopeless(base::Time now) {
+  constexpr auto kBlocked = std::chrono::seconds(3);
+  std::map<InstanceId, Place> by_instance;
+  for (const Place& one : places(now)) by_instance[one.instance] = one;
+  std::erase_if(intents_, [&](const auto& one) {
+    const Intent& intent = one.second;
+    bool copies = false;
+    for (InstanceId member : intent.goal.members) {
+      const auto place = by_instance.find(member);
+      const bool is_there = member_at(intent.seen, member).has_value();
+      if (place == by_instance.end() || place->second.leaving || (!place->second.room && !is_there)) return true;
+      for (Member learner : intent.seen.learners) copies = copies || learner.instance == member;
+    }
+    return now - intent.changed > kBlocked && !copies;
+  });
 }
 
 void Manager::send_goal(const Placed& goal) {

@@ -78,6 +78,9 @@ class Manager {
   // later life. `out`: its instances are to be counted out of every view without waiting; one manager's business.
   void ended(NodeId node, const Members& members, bool out);
   void send_goal(const Placed& goal);           // to the node of the partition's primary; forgotten when that is not known
+  // Has every other node say a word; when one did last.
+  void knock_everywhere();
+  base::Time spoke(NodeId node) const;
   // All others hear at once what this node says of itself now, rather than one after another by gossip.
   void announce();
   // Goals that empty this node of what others have copies of (balancer.h).
@@ -113,6 +116,7 @@ class Manager {
     NodeInfo info;
     base::Time heard{};
     bool ended = false;  // and not heard of since in a later life
+    base::Time spoke{};  // itself, to this node
   };
   bool has_ended(NodeId node) const;
   void count_out();
@@ -127,7 +131,10 @@ class Manager {
   std::span<const View> partitions() const { return std::span(views_).first(std::min<std::size_t>(views_.size(), options_.partitions)); }
   std::vector<Place> places(base::Time now) const;  // that live
   std::set<PartitionId> moving(base::Time now);
+  bool plans(base::Time now) const;  // it is this node's business
   void plan(base::Time now);
+  void follow_up(base::Time now);
+  void forget_hopeless(base::Time now);
   bool lives(const Known& known, base::Time now) const;
   std::uint64_t digest() const;
 
@@ -150,6 +157,15 @@ class Manager {
     base::Time since{};
   };
   std::map<PartitionId, Surplus> surplus_;
+  // By the planner: goals it has set, until their partitions are there. A primary that hands over takes its goal with it, so the next
+  // one is told at once; and the next plan is made of where everything will be.
+  struct Intent {
+    Goal goal;
+    View seen;              // the newest
+    base::Time changed{};   // since when it is that
+    bool told = false;      // the primary of that view
+  };
+  std::map<PartitionId, Intent> intents_;
   std::unordered_map<std::uint32_t, Tries> tries_;  // of wishes that are not granted yet, by partition
   // Keepers: when they were heard themselves, and what they will be told when they answer.
   struct Door {
@@ -167,7 +183,7 @@ class Manager {
     base::Time until, next{};
   };
   std::vector<Ended> ended_;
-  base::Time now_{}, next_gossip_{}, next_plan_{};
+  base::Time now_{}, next_gossip_{}, next_plan_{}, planned_{};
 };
 
 }  // namespace zht::replication

@@ -1,6 +1,7 @@
 #include "zht/core/replication/replica.h"
 
 #include <algorithm>
+#include <set>
 #include <sstream>
 
 #include "novoht/base/mutant.h"
@@ -122,7 +123,7 @@ bool Replica::is_spare() const {
   const Epoch joined = broken(Defect::forget_by_old_view) ? Epoch{0} : std::max(origin_.joined, end_.epoch);
   if (taking_over_ && !broken(Defect::forget_promise)) return false;
   return role() == Role::stranger && view_.epoch > joined && !member_at(view_, host_.self().instance) &&
-         view_.sync.size() >= std::max<std::size_t>(1, view_.need) && (end_.sequence > 0 || import_);
+         nodes_of(view_.sync) >= std::max<std::size_t>(1, view_.need) && (end_.sequence > 0 || import_);
 }
 
 void Replica::ask_whether_needed() {
@@ -219,9 +220,13 @@ void Replica::adopt(const View& view) {
   last_proposed_ = {};
   // Who has just fallen out of the view is not the first to be taken in again.
   std::erase_if(shunned_, [&](const auto& one) { return one.second <= now; });
+  const auto shares_node = [&](Member one) {
+    const auto here = [&](Member other) { return home_of(other.instance) == home_of(one.instance); };
+    return std::any_of(view_.sync.begin(), view_.sync.end(), here) || std::any_of(view_.learners.begin(), view_.learners.end(), here);
+  };
   for (const Members* members : {&before_view.sync, &before_view.learners})
     for (Member one : *members)
-      if (!member_at(view_, one.instance)) shunned_[one.instance] = now + host_.timing().shun;
+      if (!shares_node(one)) shunned_[home_of(one.instance)] = now + host_.timing().shun;
   note_short(before_view);
   std::map<Member, Follower> before = std::exchange(followers_, {});
   peers_.clear();
@@ -356,18 +361,43 @@ void Replica::release() {
 void Replica::note_short(const View& before) {
   for (Member one : before.sync)
     if (!member_at(view_, one.instance)) last_lost_ = one.instance;
-  const bool lacks = role() == Role::primary && view_.sync.size() < needed();
+  const bool lacks = role() == Role::primary && spread().sync_nodes < needed();
   if (!lacks) short_since_ = {};
   else if (short_since_ == base::Time{}) short_since_ = host_.now();
 }
 
 std::string Replica::short_words() const {
   std::ostringstream out;
-  out << "partition " << static_cast<std::uint32_t>(partition_) << " has " << view_.sync.size() << " of "
+  out << "partition " << static_cast<std::uint32_t>(partition_) << " has " << spread().sync_nodes << " of "
       << needed() << " synchronous copies, and changes wait for another";
   constexpr std::uint64_t kNodes = 1'000'000;  // of an instance that nobody has told of, the site is no node's
   if (last_lost_ && host_.site_of(*last_lost_).node <= kNodes) out << "; node " << host_.site_of(*last_lost_).node << " was the last to lose one";
   return std::move(out).str();
+}
+
+std::size_t Replica::nodes_of(const Members& members, std::optional<Member> except) const {
+  std::vector<std::uint64_t> nodes;
+  for (Member one : members)
+    if (one != except) nodes.push_back(broken(Defect::copies_by_instance) ? static_cast<std::uint32_t>(one.instance) : home_of(one.instance));
+  std::sort(nodes.begin(), nodes.end());
+  return static_cast<std::size_t>(std::unique(nodes.begin(), nodes.end()) - nodes.begin());
+}
+
+// Looked at with every acknowledgement, so remembered.
+const Replica::Spread& Replica::spread() const {
+  const std::pair is(view_.epoch, host_.sites_version());
+  if (spread_of_ == is) return spread_;
+  spread_of_ = is;
+  Members all = view_.sync;
+  all.insert(all.end(), view_.learners.begin(), view_.learners.end());
+  const auto racks_of = [&](const Members& members) {
+    std::vector<std::uint32_t> racks;
+    for (Member one : members) racks.push_back(host_.site_of(one.instance).rack);
+    std::sort(racks.begin(), racks.end());
+    return static_cast<std::size_t>(std::unique(racks.begin(), racks.end()) - racks.begin());
+  };
+  spread_ = {nodes_of(all), racks_of(all), nodes_of(view_.sync), racks_of(view_.sync)};
+  return spread_;
 }
 
 std::size_t Replica::needed() const { return std::min<std::size_t>(view_.need, host_.timing().sync_copies); }
@@ -391,7 +421,7 @@ void Replica::try_commit() {
   if (role() != Role::primary) return;
   if (base::kMutant == base::Mutant::one_copy || broken(Defect::acknowledge_early)) return advance(durable_);
   // Fewer than are wanted are enough only for a view that never had as many: a cluster that still grows.
-  if (view_.sync.size() < needed() && !broken(Defect::few_copies)) return;
+  if (spread().sync_nodes < needed() && !broken(Defect::few_copies)) return;
   Version commit = durable_;
   (void)all_of_mine([&](Member one) {
     commit = std::min(commit, followers_.at(one).match);
@@ -418,12 +448,16 @@ base::Duration Replica::patience(Member peer, base::Duration least) const {
 // Whether the view is as good without `peer`, or soon will be: another has what it has, or can be taken in.
 bool Replica::has_substitute(Member peer) const {
   if (in_sync(view_, peer)) {
-    if (view_.sync.size() > needed()) return true;
+    if (nodes_of(view_.sync, peer) >= needed()) return true;
+    const auto counts = [&](Member one) {
+      const auto here = [&](Member other) { return other != peer && home_of(other.instance) == home_of(one.instance); };
+      return std::any_of(view_.sync.begin(), view_.sync.end(), here);
+    };
     for (Member one : view_.learners)
-      if (one != peer && is_ready(one)) return true;
+      if (one != peer && is_ready(one) && !counts(one)) return true;
   }
   const auto other = choose_learner();
-  return other && !is_shunned(other->instance);
+  return other && !is_shunned(home_of(other->instance));
 }
 
 // Whether the view had better do without `peer`: nothing says that it follows, for longer than that may be. Where nobody can come in
@@ -893,6 +927,11 @@ std::string Replica::story() const {
 void Replica::want(Kind kind, Member target, std::size_t copies) {
   Change change{kind, view_.epoch, host_.self(), target, {}};
   change.copies = copies;
+  if (kind == Kind::promote_learner) {
+    Members sync = view_.sync;
+    sync.push_back(target);
+    change.copies = std::min(host_.timing().sync_copies, nodes_of(sync));
+  }
   if (!next_view(view_, change, host_.defects())) return;
   wish_ = change;
   wished_at_ = host_.now();
@@ -938,7 +977,7 @@ bool Replica::is_ready(Member peer) const {
 bool Replica::is_steady(Member peer) const {
   const base::Time now = host_.now();
   const Timing& timing = host_.timing();
-  const bool urgent = view_.sync.size() < needed();
+  const bool urgent = spread().sync_nodes < needed();
   return urgent || now - host_.channel(peer).unsteady() >= timing.grace || now - followers_.at(peer).since > timing.slow;
 }
 
@@ -956,18 +995,62 @@ void Replica::tick_primary() {
   }
   for (Member one : view_.learners) {
     const Follower& follower = followers_.at(one);
-    const bool urgent = view_.sync.size() < timing.sync_copies;  // changes wait for someone who can be made synchronous
+    const bool urgent = spread().sync_nodes < timing.sync_copies;  // changes wait for someone who can be made synchronous
     if (follower.full || is_lost(one, follower, (urgent ? 1 : 3) * timing.drop)) return want(Kind::remove, one);
   }
   if (full_) want_room();
   if (wish_.kind != Kind::none) return;
-  if (view_.sync.size() < timing.sync_copies)
-    for (Member one : view_.learners)
-      if (is_ready(one) && is_steady(one)) return want(Kind::promote_learner, one, timing.sync_copies);
-  if (view_.sync.size() + view_.learners.size() < timing.copies)
+  if (const auto found = choose_sync()) return want(Kind::promote_learner, *found);
+  if (spread().nodes < timing.copies)
     if (const auto found = choose_learner()) return want(Kind::add_learner, *found);
+  if (goal_ && !in_reach(*goal_)) goal_.reset();
+  if (const auto found = redundant()) return want(Kind::remove, *found);
   // Only what is safe is moved.
-  if (goal_ && view_.sync.size() >= timing.sync_copies) want_goal();
+  if (goal_ && spread().sync_nodes >= timing.sync_copies) want_goal();
+}
+
+// The learner to be made synchronous where a node, or a rack that has a learner, is to count and does not yet; another rack first.
+std::optional<Member> Replica::choose_sync() const {
+  const std::size_t wanted = host_.timing().sync_copies;
+  const Spread& is = spread();
+  const bool node = is.sync_nodes < wanted, rack = is.sync_racks < std::min(wanted, is.racks);
+  if (!node && !rack) return {};
+  std::optional<Member> best;
+  bool best_shares = true;
+  for (Member one : view_.learners) {
+    const Site site = host_.site_of(one.instance);
+    bool node_counts = false, rack_counts = false;
+    for (Member other : view_.sync) {
+      const Site there = host_.site_of(other.instance);
+      node_counts = node_counts || (there.node == site.node && !broken(Defect::copies_by_instance));
+      rack_counts = rack_counts || there.rack == site.rack;
+    }
+    if (node_counts || (!node && rack_counts) || (best && (rack_counts || !best_shares)) || !is_ready(one) || !is_steady(one)) continue;
+    best = one;
+    best_shares = rack_counts;
+  }
+  return best;
+}
+
+// One of two members on a node, which are no more than one: whatever put them there, a move within the node that was not finished, or a
+// build that counted instances. A synchronous one stays as long as there are too few nodes; a goal that has one of them decides itself,
+// and whoever plans may be about to say so again to a new primary.
+std::optional<Member> Replica::redundant() const {
+  if (view_.sync.size() + view_.learners.size() <= spread().nodes || host_.now() - adopted_at_ < host_.timing().drop) return {};
+  const auto wanted = [&](Member one) {
+    const auto here = [&](InstanceId other) { return home_of(other) == home_of(one.instance); };
+    return goal_ && std::any_of(goal_->members.begin(), goal_->members.end(), here);
+  };
+  const auto shares = [&](Member one, const Members& members) {
+    const auto here = [&](Member other) { return other != one && home_of(other.instance) == home_of(one.instance); };
+    return std::any_of(members.begin(), members.end(), here);
+  };
+  for (auto one = view_.learners.rbegin(); one != view_.learners.rend(); ++one)
+    if (!wanted(*one) && (shares(*one, view_.sync) || shares(*one, view_.learners))) return *one;
+  if (spread().sync_nodes < host_.timing().sync_copies) return {};
+  for (auto one = view_.sync.rbegin(); one != view_.sync.rend(); ++one)
+    if (!is_me(*one) && !wanted(*one) && shares(*one, view_.sync)) return *one;
+  return {};
 }
 
 bool Replica::has_room(Member peer) const {
@@ -989,10 +1072,10 @@ void Replica::want_room() {
   for (Member one : view_.sync)
     if (!is_me(one) && has_room(one) && is_ready(one)) return want(Kind::transfer, one);
   for (Member one : view_.learners)
-    if (has_room(one) && is_ready(one)) return want(Kind::promote_learner, one, host_.timing().sync_copies);
+    if (has_room(one) && is_ready(one)) return want(Kind::promote_learner, one);
   for (Member one : view_.learners)
     if (has_room(one)) return;  // it is being brought up to date
-  if (view_.sync.size() + view_.learners.size() <= host_.timing().copies)
+  if (spread().nodes <= host_.timing().copies)
     if (const auto found = choose_learner()) return want(Kind::add_learner, *found);
   for (Member one : view_.sync)
     if (!is_me(one) && is_ready(one)) return want(Kind::transfer, one);
@@ -1000,6 +1083,9 @@ void Replica::want_room() {
 
 // A copy that takes long looks as one too many to who plans: it is not turned back for evenness' sake.
 void Replica::set_goal(Goal goal) {
+  std::set<std::uint64_t> nodes;
+  for (InstanceId one : goal.members) nodes.insert(home_of(one));
+  if (nodes.size() < goal.members.size() && !broken(Defect::copies_by_instance)) return;
   const bool drops = goal.primary == view_.primary.instance && std::all_of(goal.members.begin(), goal.members.end(), [&](InstanceId one) {
     return member_at(view_, one).has_value();
   });
@@ -1012,12 +1098,16 @@ void Replica::set_goal(Goal goal) {
 // The next step towards the goal, if there is one to take now.
 void Replica::want_goal() {
   const std::size_t members = view_.sync.size() + view_.learners.size();
+  keep_enough(*goal_);
   bool complete = true;
   for (InstanceId instance : goal_->members) {
     if (member_at(view_, instance)) continue;
     complete = false;
-    // One surplus copy at a time.
-    if (members > std::max(host_.timing().copies, goal_->members.size())) continue;
+    // One surplus copy at a time: where there is one already, and there may be two that are to go, one of them goes first.
+    if (members > std::max(host_.timing().copies, goal_->members.size())) {
+      if (const auto found = surplus(*goal_)) return want(Kind::remove, *found);
+      continue;
+    }
     for (const Candidate& one : host_.candidates())
       if (one.member.instance == instance) return want(Kind::add_learner, one.member);
   }
@@ -1026,7 +1116,7 @@ void Replica::want_goal() {
   const auto lead = member_at(view_, goal_->primary);
   for (Member one : view_.learners) {
     const bool needed = one.instance == goal_->primary || (complete && good < host_.timing().sync_copies && goal_->has(one.instance));
-    if (needed && is_ready(one) && is_steady(one)) return want(Kind::promote_learner, one, host_.timing().sync_copies);
+    if (needed && is_ready(one) && is_steady(one)) return want(Kind::promote_learner, one);
   }
   if (lead && !is_me(*lead)) {
     if (in_sync(view_, *lead) && is_ready(*lead)) want(Kind::transfer, *lead);
@@ -1045,8 +1135,38 @@ void Replica::want_goal() {
   if (members == goal_->members.size()) goal_.reset();
 }
 
-bool Replica::is_shunned(InstanceId instance) const {
-  const auto found = shunned_.find(instance);
+bool Replica::in_reach(const Goal& goal) const {
+  return std::all_of(goal.members.begin(), goal.members.end(), [&](InstanceId one) {
+    const auto all = host_.candidates();
+    return member_at(view_, one) || std::any_of(all.begin(), all.end(), [&](const Candidate& other) { return other.member.instance == one; });
+  });
+}
+
+// What leaves fewer nodes than changes have to be on, when another node could take a copy, has it do so first: else changes would be
+// acknowledged by fewer meanwhile.
+void Replica::keep_enough(Goal& goal) const {
+  if (goal.members.size() >= std::min<std::size_t>(view_.need, host_.timing().sync_copies)) return;
+  const auto is_there = [&](std::uint64_t node) {
+    return std::any_of(goal.members.begin(), goal.members.end(), [&](InstanceId one) { return home_of(one) == node; });
+  };
+  for (const Members* all : {&view_.sync, &view_.learners})
+    for (Member one : *all)
+      if (has_room(one) && !is_there(home_of(one.instance))) return goal.members.push_back(one.instance);
+  if (const auto other = choose_learner()) goal.members.push_back(other->instance);
+}
+
+// A member that the goal does without, and so can everyone at once.
+std::optional<Member> Replica::surplus(const Goal& goal) const {
+  if (broken(Defect::hold_surplus)) return {};
+  for (Member one : view_.learners)
+    if (!goal.has(one.instance)) return one;
+  for (Member one : view_.sync)
+    if (!is_me(one) && !goal.has(one.instance) && nodes_of(view_.sync, one) >= host_.timing().sync_copies) return one;
+  return {};
+}
+
+bool Replica::is_shunned(std::uint64_t node) const {
+  const auto found = shunned_.find(node);
   return found != shunned_.end() && host_.now() < found->second;
 }
 
@@ -1057,9 +1177,12 @@ std::optional<Member> Replica::choose_learner() const {
   std::optional<Member> best;
   std::tuple<bool, bool, std::uint64_t> best_rank;
   for (const Candidate& one : host_.candidates()) {
-    if (std::any_of(taken.begin(), taken.end(), [&](const Site& site) { return site.node == one.node; })) continue;
+    const bool by_instance = broken(Defect::copies_by_instance);
+    if (by_instance ? member_at(view_, one.member.instance).has_value()
+                    : std::any_of(taken.begin(), taken.end(), [&](const Site& site) { return site.node == one.node; }))
+      continue;
     const bool same_rack = std::any_of(taken.begin(), taken.end(), [&](const Site& site) { return site.rack == one.rack; });
-    const std::tuple rank(is_shunned(one.member.instance), same_rack, lot(partition_, one.member.instance));
+    const std::tuple rank(is_shunned(one.node), same_rack, lot(partition_, one.member.instance));
     if (best && best_rank <= rank) continue;
     best = one.member;
     best_rank = rank;

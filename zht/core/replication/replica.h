@@ -37,8 +37,8 @@ struct Timing {
   base::Duration shun = std::chrono::seconds(2);           // who fell out of a view is taken in last for this long
   base::Duration patience = std::chrono::seconds(1);       // changes wait this long for sync members that are missing; then
                                                            // those that wait and those that come are told so
-  std::size_t copies = 3;                                  // members wanted, learners included
-  std::size_t sync_copies = 2;                             // members that have every acknowledged change: once a view has
+  std::size_t copies = 3;                                  // nodes with a copy wanted, learners included
+  std::size_t sync_copies = 2;                             // nodes that have every acknowledged change: once a view has
                                                            // had as many, changes wait while there are fewer (View::need)
   std::size_t message_bytes = std::size_t{1} << 20;        // of entries in one message for one partition
   std::size_t window = 4096;                               // entries sent and not acknowledged, for each follower
@@ -119,7 +119,8 @@ class ReplicaHost {
   virtual bool may_send_piece() = 0;                     // of a snapshot, in this round; else in a later one
   virtual void propose(PartitionId partition, const Change& change) = 0;
   virtual std::span<const Candidate> candidates() const = 0;
-  virtual Site site_of(InstanceId instance) const = 0;  // of one nobody has told of: a node of its own
+  virtual Site site_of(InstanceId instance) const = 0;  // of one nobody has told of: a node of its own, or what its number says
+  virtual std::uint64_t sites_version() const = 0;      // another whenever site_of() may say something else
   virtual void release(PartitionId partition, const Held& held, bool shown) = 0;
   // For whoever checks the protocol; nothing depends on them.
   virtual void on_promoted(PartitionId) {}
@@ -175,7 +176,7 @@ class Replica {
   void hold(Held held);
   // Shows what may be shown. `host.now()` must be read after the values were.
   void release();
-  // Not taken: a goal that only drops a member whom the present one wants, and to whom data are under way.
+  // Not taken: a goal that only drops a member whom the present one wants, and to whom data are under way; one with two copies on a node.
   void set_goal(Goal goal);
 
   // --- any member: reads of what is committed, perhaps not the newest ---
@@ -272,7 +273,14 @@ class Replica {
   base::Time granted() const;
   bool leased(base::Time granted) const;
   void let_go();
-  std::size_t needed() const;  // sync members, or changes wait
+  std::size_t needed() const;  // nodes with a sync member, or changes wait
+  // What fails together is counted as one: copies are as many as the nodes they are on.
+  struct Spread {
+    std::size_t nodes = 0, racks = 0, sync_nodes = 0, sync_racks = 0;
+  };
+  const Spread& spread() const;
+  std::size_t nodes_of(const Members& members, std::optional<Member> except = {}) const;
+  std::uint64_t home_of(InstanceId instance) const { return host_.site_of(instance).node; }
   template <typename Test>
   void let_go_of(Test test);
   void note_short(const View& before);
@@ -289,7 +297,7 @@ class Replica {
   base::Time heard(Member peer, const Follower& follower) const;
   base::Duration patience(Member peer, base::Duration least) const;
   bool has_substitute(Member peer) const;
-  bool is_shunned(InstanceId instance) const;
+  bool is_shunned(std::uint64_t node) const;
   bool is_lost(Member peer, const Follower& follower, base::Duration least) const;
 
   void propose(const Change& change);
@@ -302,6 +310,11 @@ class Replica {
   void want_room();
   bool is_steady(Member peer) const;
   void want_goal();
+  bool in_reach(const Goal& goal) const;
+  std::optional<Member> choose_sync() const;
+  std::optional<Member> redundant() const;
+  std::optional<Member> surplus(const Goal& goal) const;
+  void keep_enough(Goal& goal) const;
   std::optional<Member> choose_learner() const;
   void continue_wish();
 
@@ -333,7 +346,9 @@ class Replica {
   std::optional<Goal> goal_;
   std::uint64_t next_snapshot_ = 1;
   bool piece_waits_ = false;  // for its turn
-  std::map<InstanceId, base::Time> shunned_;
+  std::map<std::uint64_t, base::Time> shunned_;  // by node
+  mutable Spread spread_;
+  mutable std::optional<std::pair<Epoch, std::uint64_t>> spread_of_;  // which view, and which sites
   base::Time short_since_{};            // the epoch of the clock: as many sync members as needed
   std::optional<InstanceId> last_lost_;  // the sync member that fell out last
 

@@ -4,7 +4,7 @@ namespace zht::replication {
 
 Replicator::Replicator(ReplicatorOptions options, ReplicaStore& store)
     : self_(options.self), timing_(options.timing), store_(store), defects_(options.defects), observer_(options.observer),
-      replicas_(options.partitions) {
+      replicas_(options.partitions), home_(std::move(options.home)) {
   CHECK(timing_.grace > timing_.lease, "a follower must be silent for longer than a lease lasts");
 }
 
@@ -82,7 +82,8 @@ PeerMessage& Replicator::message_to(InstanceId peer) {
 
 Site Replicator::site_of(InstanceId instance) const {
   const auto found = sites_.find(instance);
-  return found == sites_.end() ? Site{~std::uint64_t{0} - static_cast<std::uint32_t>(instance), 0} : found->second;
+  if (found != sites_.end()) return found->second;
+  return {home_ ? home_(instance) : ~std::uint64_t{0} - static_cast<std::uint32_t>(instance), 0};
 }
 
 void Replicator::on_message(const PeerMessage& message) {

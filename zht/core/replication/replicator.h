@@ -13,6 +13,7 @@
 //   send(replicator.take_messages());  show(replicator.take_released());  to_a_keeper(replicator.take_wishes());
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -49,6 +50,7 @@ struct ReplicatorOptions {
   Timing timing;
   Defects defects;
   ReplicationObserver* observer = nullptr;
+  std::function<std::uint64_t(InstanceId)> home;  // where an instance runs of which nobody has told yet, if its number says that
 };
 
 // One thread.
@@ -65,7 +67,11 @@ class Replicator final : public ReplicaHost {
 
   // Who lives and has room, and where instances stand: told by the manager, now and then.
   void set_candidates(std::vector<Candidate> candidates) { candidates_ = std::move(candidates); }
-  void set_sites(std::map<InstanceId, Site> sites) { sites_ = std::move(sites); }
+  void set_sites(std::map<InstanceId, Site> sites) {
+    if (sites == sites_) return;
+    sites_ = std::move(sites);
+    sites_version_++;
+  }
 
   // A view this instance has or may soon have a part in. Others are not its concern.
   void adopt(PartitionId partition, const View& view);
@@ -120,6 +126,7 @@ class Replicator final : public ReplicaHost {
   void propose(PartitionId partition, const Change& change) override { wishes_.push_back({partition, change}); }
   std::span<const Candidate> candidates() const override { return candidates_; }
   Site site_of(InstanceId instance) const override;
+  std::uint64_t sites_version() const override { return sites_version_; }
   void release(PartitionId partition, const Held& held, bool shown) override { released_.push_back({partition, held.token, shown}); }
   void on_promoted(PartitionId partition) override;
   void on_appended(PartitionId partition, const Entry& entry, Position previous) override;
@@ -157,6 +164,8 @@ class Replicator final : public ReplicaHost {
   std::vector<ViewNews> news_;
   std::vector<Candidate> candidates_;
   std::map<InstanceId, Site> sites_;
+  std::uint64_t sites_version_ = 0;
+  const std::function<std::uint64_t(InstanceId)> home_;
   base::Time now_{}, last_beacon_{}, next_beacon_{}, next_farewell_{}, ticked_{};
   base::WallTime wall_{};
   // Who was taken for dead and was not: each time all are given twice as long, up to four times. On a machine that has too much to

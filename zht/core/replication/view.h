@@ -42,7 +42,7 @@ struct View {
   Member primary;
   Members sync;      // the primary included: an acknowledged change is on all of them
   Members learners;  // follow, waited for by nobody, never promoted to primary
-  std::uint32_t need = 0;  // sync members that a change must be on to be acknowledged, once there were as many
+  std::uint32_t need = 0;  // nodes that a change must be on to be acknowledged, once there were as many
   bool operator==(const View&) const = default;
 };
 
@@ -73,8 +73,10 @@ struct Change {
   Epoch base{0};  // the epoch it applies to: compare and swap
   Member who, target;
   Members group;
-  // promote_learner: sync members wanted; a view that has reached as many needs them from then on. remove, when it is not
-  // for a failure but on purpose: members there will be, so that fewer are needed; 0: as before.
+  // promote_learner: nodes with a sync member there will be, of those that are wanted; the view needs as many from then on. remove, when
+  // it is not for a failure but on purpose: nodes there will be, so that fewer are needed; 0: as before. Where instances run the keepers
+  // do not know: that is hearsay, and they must all compute the same. So the primary counts, and two members on one node never make
+  // it acknowledge anything sooner.
   std::uint64_t copies = 0;
   bool operator==(const Change&) const = default;
 };
