@@ -7,14 +7,36 @@
 #include <fstream>
 
 #include "zht/client/address.h"
+#include "zht/client/channel.h"
 #include "zht/client/local_node.h"
 #include "zht/client/sequencer.h"
 #include "zht/client/session.h"
+#include "zht/client/silence.h"
 #include "zht/client/table.h"
 #include "zht/wire/zht.pb.h"
 
 namespace zht::client {
 namespace {
+
+// Five connections that died together, each asked when the one before was given up: found out after 2 s and four times 0.3 s, not 10 s.
+TEST(SilenceTest, ConnectionsThatDiedTogetherAreFoundTogether) {
+  using namespace std::chrono_literals;
+  Silence silence;
+  const base::Time begun = base::Time{} + 1h;
+  const base::Time heard = begun - 10s;  // the last word on each
+  base::Time now = begun;
+  for (int i = 0; i < 5; i++) {
+    const base::Time asked = now;
+    now = silence.limit(asked, kPatience, heard);
+    silence.found(asked, now);
+  }
+  EXPECT_EQ(now - begun, 2s + 4 * Silence::kImpatience);
+  // One asked at the same time as the first is not waited for after that one's end.
+  EXPECT_EQ(silence.limit(begun, kPatience, heard), begun + kPatience);
+  // Who was heard since is waited for as ever; so is whoever is asked before anything was found out.
+  EXPECT_EQ(silence.limit(now, kPatience, now), now + kPatience);
+  EXPECT_EQ(Silence().limit(now, kPatience, heard), now + kPatience);
+}
 
 TEST(SequencerTest, TheFloorFollowsTheOldestOpenRequest) {
   Sequencer sequencer;

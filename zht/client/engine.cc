@@ -8,6 +8,7 @@
 #include <thread>
 #include <unordered_map>
 
+#include "zht/client/silence.h"
 #include "zht/support/log.h"
 
 namespace zht::client {
@@ -136,6 +137,7 @@ class Engine::Loop {
     std::size_t sent = 0;       // slots that are sent here
     std::size_t awaited = 0;    // ... of which these are no callbacks: something should be heard soon
     Time quiet_since{};         // awaited > 0: when it last said something, or was first asked
+    Time heard{};               // when it last said something, or was made
     Duration patience = kPatience;
     Time looked{};              // when a newer table was last asked for because of its silence
   };
@@ -282,7 +284,7 @@ class Engine::Loop {
     link.sent++;
     if (!callback && link.awaited++ == 0) {
       link.quiet_since = now();
-      wake_at(link.quiet_since + std::min(link.patience, kLookAround));
+      wake_at(std::min(limit_of(link), link.quiet_since + kLookAround));
     }
     link.recorded = link.recorded || slot.pending->number.sequence != 0;
     std::uint64_t timeout_ms = 0;
@@ -435,6 +437,7 @@ class Engine::Loop {
     link.in_to = first.size();
     log_.debug("connected", {{"instance", link.instance}, {"address", address.text()}});
     link.state = Link::State::up;
+    link.heard = now();
     link.failures = 0;
     link.trouble.clear();
     link.writing = false;
@@ -579,7 +582,7 @@ class Engine::Loop {
       } else if (!unwrap(link, got)) {
         return;
       }
-      link.quiet_since = now();
+      link.quiet_since = link.heard = now();
       link.patience = kPatience;
       while (link.in_from < link.in_to) {
         const auto frame =
@@ -733,6 +736,8 @@ class Engine::Loop {
     });
   }
 
+  Time limit_of(const Link& link) const { return silence_.limit(link.quiet_since, link.patience, link.heard); }
+
   // Looks at every slot and link. Rare: only when the earliest of their times has come.
   void sweep() {
     last_sweep_ = now();
@@ -742,8 +747,10 @@ class Engine::Loop {
     floor_of_ = nullptr;
     for (auto& [id, link] : links_) {
       if (link->state == Link::State::up && link->awaited > 0) {
-        if (link->quiet_since + link->patience <= time) {
-          const auto silent = std::chrono::duration_cast<Millis>(link->patience).count();
+        if (limit_of(*link) <= time) {
+          const auto silent = std::chrono::duration_cast<Millis>(time - link->quiet_since).count();
+          // Others may have been looked at already.
+          if (silence_.found(link->quiet_since, time)) next = std::min(next, time + Silence::kImpatience);
           link->patience = std::min<Duration>(2 * link->patience, kLongestPatience);
           broken(*link, "silent for " + std::to_string(silent) + " ms");
         } else {
@@ -753,7 +760,7 @@ class Engine::Loop {
             link->looked = time;
             options_.want_table();
           }
-          next = std::min({next, link->quiet_since + link->patience, std::max(link->quiet_since, link->looked) + kLookAround});
+          next = std::min({next, limit_of(*link), std::max(link->quiet_since, link->looked) + kLookAround});
         }
       }
       const bool timed = link->state == Link::State::connecting || link->state == Link::State::resting;
@@ -859,6 +866,7 @@ class Engine::Loop {
   asio::executor_work_guard<asio::io_context::executor_type> work_;
   asio::steady_timer timer_;
   Time wake_ = Time::max(), last_sweep_{};
+  Silence silence_;
   std::shared_ptr<const Table> table_;
   const Identity* floor_of_ = nullptr;  // whose floor_ is, in this round
   std::uint64_t floor_ = 0, orders_ = 0;
