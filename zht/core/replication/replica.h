@@ -116,6 +116,7 @@ class ReplicaHost {
   virtual PeerMessage& message_to(InstanceId peer) = 0;  // of this round
   virtual base::Time last_beacon() const = 0;            // the last stamp given out
   virtual void want_beacon() = 0;                        // one at the end of this round
+  virtual bool may_vouch() const = 0;                    // those who would know it say that this folder is no older copy
   virtual bool may_send_piece() = 0;                     // of a snapshot, in this round; else in a later one
   virtual void propose(PartitionId partition, const Change& change) = 0;
   virtual std::span<const Candidate> candidates() const = 0;
@@ -214,6 +215,7 @@ class Replica {
   void ask_whether_needed();
   bool is_vouched() const;
   void on_view_of(Member from, const View& view);  // `from` has told that it knows `view`
+  void distrust();  // what the store says of its lives has changed
   void forget();  // the host has thrown it away (a stranger's only); its log is taken up anew
   // The host has failed: everything that waits is let go of.
   void abandon() { let_go(); }
@@ -303,7 +305,8 @@ class Replica {
   void propose(const Change& change);
   void tick_primary();
   void tick_stranger();
-  void recover_together();
+  void come_back(Member old);
+  void weigh(Member from, const Standing& standing);
   void want(Change::Kind kind, Member target, std::size_t copies = 0);
   bool is_ready(Member peer) const;  // attached, heard of late, and a round from the end at most
   bool has_room(Member peer) const;  // as far as was told
