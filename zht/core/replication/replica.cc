@@ -427,6 +427,9 @@ void Replica::try_commit() {
     commit = std::min(commit, followers_.at(one).match);
     return true;
   });
+  // A learner that is a moment behind whenever it is looked at would never count where changes do not pause: they wait for it.
+  if (wish_.kind == Kind::promote_learner && !wish_sent_ && host_.now() - wished_at_ > 2 * host_.timing().retry)
+    commit = std::min(commit, followers_.at(wish_.target).match);
   advance(commit);
 }
 
@@ -981,7 +984,7 @@ void Replica::continue_wish() {
     }
     if (!wish_sent_ && (follower.stuck || follower.full || now - heard(wish_.target, follower) > patience(wish_.target, 2 * timing.drop))) {
       wish_ = {};
-      return;
+      return try_commit();  // nothing waits for it any more
     }
     // From the moment it is proposed every commit and every lease needs the learner too, so it must have all that is
     // committed. Only a newer epoch settles it: what was sent may be decided at any later moment.
