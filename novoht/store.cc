@@ -60,7 +60,7 @@ class StoreImpl final : public Store, private core::SnapshotHost, private core::
     const std::uint64_t hash = core::Table::hash(key);
     const Entry* const entry = state->table.find(hash, key);
     if (entry == nullptr || is_expired(*entry)) return found;
-    if (cold_ != nullptr) note_use(table, hash, *entry);
+    if (near_limit_) note_use(table, hash, *entry);
     ValueMaker::make(found, *entry, cold_.get());
     return found;
   }
@@ -83,7 +83,7 @@ class StoreImpl final : public Store, private core::SnapshotHost, private core::
         const Entry* const entry = state == nullptr ? nullptr : state->table.find(hashes[i], keys[begin + i]);
         found[begin + i].reset();
         if (entry == nullptr || is_expired(*entry)) continue;
-        if (cold_ != nullptr) note_use(table, hashes[i], *entry);
+        if (near_limit_) note_use(table, hashes[i], *entry);
         ValueMaker::make(found[begin + i], *entry, cold_.get());
       }
     }
@@ -173,6 +173,7 @@ class StoreImpl final : public Store, private core::SnapshotHost, private core::
   Result<std::unique_ptr<Export>> begin_export(TableId table) override;
   Result<std::unique_ptr<Import>> begin_import(TableId table) override;
   Result<std::unique_ptr<LogTail>> begin_tail(TableId table, Version after) override;
+  std::uint64_t used_memory() const override { return arena_.used() + arena_.outside(); }
   Statistics statistics() const override;
 
  private:
@@ -209,8 +210,13 @@ class StoreImpl final : public Store, private core::SnapshotHost, private core::
     }
     const_cast<Entry&>(entry).used = true;  // entries are ours; what they hold does not change
   }
-  std::uint64_t used_memory() const { return arena_.used() + arena_.outside(); }
   bool over_limit() const { return cold_ != nullptr && used_memory() > std::max(options_.memory_limit, quiet_until_); }
+  // Where there is plenty of memory nothing is done for the limit: which values are used, and what is left of blocks, is of no interest.
+  void look_whether_near() {
+    if (cold_ == nullptr) return;
+    near_limit_ = used_memory() > options_.memory_limit / 4 * 3 || cold_->live_bytes() > 0;
+    if (near_limit_) arena_.be_frugal();
+  }
   Result<std::uint64_t> cool_step(std::optional<std::uint32_t> empty);
   Result<void> warm_wanted();
   Result<void> keep_limit(std::uint64_t at_least);
@@ -329,6 +335,7 @@ class StoreImpl final : public Store, private core::SnapshotHost, private core::
   std::uint64_t used_before_ = 0;  // memory, when maintain() was last called
   // When the hand has gone round twice and found hardly anything that could go, it rests until so much memory is in use.
   std::uint64_t quiet_until_ = 0;
+  bool near_limit_ = false;
   std::uint64_t round_gone_ = 0;  // bytes, since the hand was at the beginning
   int fruitless_rounds_ = 0;
   static constexpr std::size_t kWantedMost = 64;
@@ -1141,6 +1148,7 @@ Result<bool> StoreImpl::empty_cold_file() {
 Result<bool> StoreImpl::maintain(base::Duration budget) {
   if (options_.read_only || log_.failed()) return false;
   settle();
+  look_whether_near();
   if (cold_ != nullptr && rest_ == 0) {
     const auto keep = [this]() -> Result<void> {
       const Timed timed(cooling_);
@@ -1344,6 +1352,7 @@ Result<void> StoreImpl::load_checkpoint(const std::string& name, TableId table, 
                         if (i + kFar < entries.size()) state.table.prefetch_bucket(entries[i + kFar].hash);
                         state.table.load(entries[i].hash, entries[i].entry);
                       }
+                      look_whether_near();
                       if (over_limit()) keep_limit_while_opening();
                     }));
   state.version = read.header.version;
@@ -1380,7 +1389,10 @@ Result<void> StoreImpl::replay(const core::Record& record, const Change* change,
   }
   TRY(replay_changes(state, record, change, hash, place));
   if (over_limit()) [[unlikely]]
-    if (replayed_since_ += record.size; replayed_since_ > options_.maintain_slice) keep_limit_while_opening();
+    if (replayed_since_ += record.size; replayed_since_ > options_.maintain_slice) {
+      look_whether_near();
+      keep_limit_while_opening();
+    }
   state.version = record.version;
   state.epoch = record.epoch;
   if (!state.unsaved_from) state.begin_unsaved(place.position);
@@ -1441,7 +1453,7 @@ Result<void> StoreImpl::recover() {
   if (options_.memory_limit != 0 && !options_.read_only) {
     cold_ = std::make_unique<core::ColdValues>(files_, folder_, id_, options_.segment_size, last_cold + 1,
                                                options_.map_cold_values);
-    arena_.be_frugal();
+    look_whether_near();
   }
   for (const std::string& name : names) {
     if (const auto table = core::checkpoint_table(name)) TRY(load_checkpoint(name, *table, durable));

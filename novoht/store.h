@@ -285,6 +285,7 @@ class Store {
   virtual Result<std::unique_ptr<Export>> begin_export(TableId table) = 0;
   virtual Result<std::unique_ptr<Import>> begin_import(TableId table) = 0;
   virtual Result<std::unique_ptr<LogTail>> begin_tail(TableId table, Version after) = 0;
+  virtual std::uint64_t used_memory() const = 0;  // Statistics::used_bytes, at once
   virtual Statistics statistics() const = 0;
 };
 

@@ -80,7 +80,7 @@ struct Operation {
                                        // an eventual lookup: none or version_after, see lookup_eventual
   Desired desired = Desired::value;    // cswap
   std::chrono::milliseconds ttl{0};    // insert, cswap, append to an absent key; 0: lives for ever
-  std::uint64_t limit = 0;             // append: refuse (no_space) to grow past this many bytes; 0: no such limit
+  std::uint64_t limit = 0;             // append: refuse (no_space) to grow past this many bytes; 0: past what a reply holds, 63 MiB
                                        // scan: entries a page at most, 1..10000; 0: 1000
   bool missing_ok = false;             // remove: an absent key is fine
   bool eventual = false;               // lookup: any copy may answer, also with what is old

@@ -21,6 +21,15 @@ Cluster::Cluster(std::uint64_t seed, const RunOptions& run) : random(seed * 2 + 
   timing.sync_copies = static_cast<std::size_t>(pick(2, 2, 2, 2, 2, 3, 3, 1));
   timing.tail_bytes = static_cast<std::size_t>(pick(1 << 10, 1 << 14, 1 << 20));
   timing.message_bytes = static_cast<std::size_t>(pick(200, 4096, 1 << 20));
+  base::Random little(seed * 2 + 1'000'000'007);  // likewise
+  if (!plain && little.chance(0.3)) {
+    const auto bytes = [&](auto... choices) { return static_cast<std::size_t>(std::array{choices...}[little.below(sizeof...(choices))]); };
+    timing.all_tails_bytes = bytes(500, 2000, 8000);
+    timing.all_uncommitted_bytes = bytes(500, 2000, 8000);
+    limits.undo = bytes(300, 1000, 8000);
+    limits.waiting = bytes(500, 2000, 8000);
+    limits.results = bytes(1 << 12, 1 << 14);
+  }
   if (options.scenario != RunOptions::Scenario::faults) timing = Timing{};
   for (std::uint32_t p = 0; p < partition_count; p++) {
     View view;

@@ -33,6 +33,7 @@ constexpr KnownDefect kKnown[] = {
     {"same_life_again", Defect::same_life_again, 300, true, Emphasis::old_copies},
     {"forget_sightings", Defect::forget_sightings, 300, true, Emphasis::old_copies},
     {"vote_from_old_copy", Defect::vote_from_old_copy, 300, true, Emphasis::old_copies},
+    {"forget_unsettled", Defect::forget_unsettled, 2'000},
 };
 
 }  // namespace

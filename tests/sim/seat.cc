@@ -66,6 +66,7 @@ bool Seat::open_instance() {
   options.log_floor = 0;
   options.timing = world_.timing;
   options.home = home_of;
+  options.limits = world_.limits;
   options.maintain_budget = {};  // by the computer's clock, a run would not repeat
   options.keep_departed = std::chrono::milliseconds(50 + world_.random.below(3000));
   options.defects = world_.options.defects;

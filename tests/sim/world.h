@@ -254,6 +254,7 @@ class Cluster {
   Losses losses{history, ledger};
   Micros now = 0, work_until = 0, stop_faults = 0;
   Timing timing;
+  core::ByteLimits limits;
   Micros replace_after = 800 * ms;
   std::uint64_t config = 1;     // of the keepers, the newest that anyone knows
   std::vector<NodeId> keepers;  // ... and who they are

@@ -47,6 +47,7 @@ struct Trio {
   std::set<std::pair<std::size_t, std::size_t>> blocked;  // who is not heard by whom
   std::vector<replication::Change> wished;                // what the keepers were asked, granted or not
   replication::Timing timing;
+  ByteLimits limits;
   replication::Defects defects;
   std::uint64_t next = 1;
   std::uint64_t me = ((base::to_millis(base::FakeClock().wall()) / 4000) << 34) | 7;
@@ -76,6 +77,7 @@ struct Trio {
     options.timing = timing;
     options.segment_size = segment_size;
     options.defects = defects;
+    options.limits = limits;
     auto opened = Instance::open(one.disk, "store", options, procedures(), {view});
     ASSERT_TRUE(opened) << opened.error().message;
     one.core = std::move(*opened);

@@ -17,8 +17,7 @@ namespace {
 TableId table_of(PartitionId partition) { return static_cast<TableId>(partition); }
 std::uint32_t number_of(PartitionId partition) { return static_cast<std::uint32_t>(partition); }
 
-// A value may grow past what a frame holds, by appends; then it is read in parts. The sizes of its fragments travel too.
-constexpr std::size_t kMaxReplyBytes = wire::kMaxFrameSize - (std::size_t{1} << 20);
+// A value of an older build may have grown past what a frame holds; it is read in parts. The sizes of its fragments travel too.
 bool fits_reply(const Slice& slice) { return slice.size + 4 * slice.fragments.size() <= kMaxReplyBytes; }
 std::string too_long(const Slice& slice) {
   return std::to_string(slice.size) + " bytes in " + std::to_string(slice.fragments.size()) +
@@ -91,6 +90,10 @@ Result<std::unique_ptr<Instance>> Instance::open(base::FileSystem& files, std::s
   store.outdated = known.outdated;
   store.synced_before_shown = known.durability == Durability::always;
   store.boot = known.boot;
+  store.store.memory_limit = known.limits.memory;
+  store.memory_most = 2 * known.limits.memory;
+  store.undo_bytes = known.limits.undo;
+  store.results_bytes = known.limits.results;
   store.defects = known.defects;
   TRY_LET(opened, ReplicatedStore::open(files, std::move(folder), store));
   instance->replicated_ = std::move(opened);
@@ -141,6 +144,7 @@ void Instance::begin_round(base::Time now, base::WallTime wall) {
   transaction_->set_now(wall_);
   results_->set_now(now_);
   changed_in_round_ = marked_ = false;
+  memory_used_ = store_->used_memory();
   round_++;
   needed_ = round_needed_ = 0;
   if (!options_.clustered) return;
@@ -328,7 +332,7 @@ bool Instance::may_read_eventually(replication::Replica* replica, PartitionId pa
 }
 
 void Instance::on_replicated(ConnectionId from, const Frame& frame, const OperationView& operation, std::string& out) {
-  constexpr std::size_t kMostWaiting = std::size_t{1} << 17, kMostWaitingBytes = std::size_t{256} << 20;
+  constexpr std::size_t kMostWaiting = std::size_t{1} << 17;
   const PartitionId partition{frame.partition};
   replication::Replica* const replica = replicator_->failed() ? nullptr : replicator_->find(partition);
   if (may_read_eventually(replica, partition, operation)) {
@@ -345,8 +349,11 @@ void Instance::on_replicated(ConnectionId from, const Frame& frame, const Operat
     return wire::end_reply(out, start);
   }
   if (auto checked = check_operation(operation, partition); !checked) return answer_error(frame, checked.error(), out);
-  if (waiting_.size() >= kMostWaiting || waiting_bytes_ >= kMostWaitingBytes)
-    return answer_error(frame, fail(Code::unavailable, "too many requests wait for other copies"), out);
+  if (waiting_.size() >= kMostWaiting || waiting_bytes_ >= options_.limits.waiting) {
+    statistics_.refused_for_room++;
+    return answer_error(frame, fail(Code::unavailable, waiting_.size(), " answers of ", waiting_bytes_, " bytes wait for other copies; the limits are ",
+                                    kMostWaiting, " and ", options_.limits.waiting), out);
+  }
   remove_expired(partition, replica);
   transaction_->set_now(replica->time());
   replica_ = replica;
@@ -786,7 +793,9 @@ bool Instance::admit(const Frame& frame, std::string& out) {
       answer_at_once(frame, fail(Code::timeout, "request ", frame.sequence(), " is too old to know whether it happened"), out);
       return false;
     case ResultTable::Verdict::full:
-      answer_at_once(frame, fail(Code::unavailable, "too many answers are kept for clients that have not said that they have them"), out);
+      statistics_.refused_for_room++;
+      answer_at_once(frame, fail(Code::unavailable, "answers kept for clients that have not said that they have them take ", results_->bytes(),
+                                 " bytes; the limits are ", results_->most(), " and ", ResultTable::kMaxResults, " answers of one client"), out);
       return false;
     case ResultTable::Verdict::answered:
       // A refusal counts for the epoch it was made in: what was refused by a primary that did not know yet that it was
@@ -808,13 +817,36 @@ bool Instance::admit(const Frame& frame, std::string& out) {
     answer_at_once(frame, fail(Code::unavailable, replica_->short_words()), out);
     return false;
   }
+  if (replica_ != nullptr && replica_->is_crowded()) {
+    statistics_.refused_for_room++;
+    answer_at_once(frame, fail(Code::unavailable, "changes of ", replicator_->tails().uncommitted, " bytes wait for other copies; the limit is ",
+                               options_.timing.all_uncommitted_bytes), out);
+    return false;
+  }
   if (failure_.empty()) return true;
   answer_error(frame, fail(Code::io, "the store only reads: ", failure_), out);
   return false;
 }
 
+Result<void> Instance::check_memory(std::span<const Change> changes) {
+  const std::uint64_t limit = options_.limits.memory;
+  if (memory_used_ <= limit + limit / 4 || limit == 0) [[likely]]
+    return {};
+  std::uint64_t added = 0;
+  bool removes = false;
+  for (const Change& change : changes) {
+    removes = removes || change.kind == Change::Kind::remove;
+    if (change.kind != Change::Kind::remove) added += change.key.size() + change.value.size();
+  }
+  memory_used_ += added;
+  if (added == 0 || (removes && memory_used_ <= limit + limit / 2)) return {};
+  statistics_.refused_for_memory++;
+  return fail(Code::no_space, "values and index take ", memory_used_, " bytes of memory here, the limit is ", limit, " (memory_limit)");
+}
+
 // What was executed is remembered: here, or by the store when it takes the entry.
 Result<Version> Instance::apply(PartitionId partition, std::span<const Change> changes, Note&& note) {
+  TRY(check_memory(changes));
   note_.clear();
   encode_note(note_, note);
   if (replica_ != nullptr) {
@@ -848,6 +880,8 @@ void Instance::do_insert(const Frame& frame, const OperationView& operation, std
     note.recorded.fragment_count = 1;
     version = apply(partition, {&change, 1}, std::move(note));
   } else {
+    if (auto room = check_memory({&change, 1}); !room) [[unlikely]]
+      return refuse(frame, operation.kind, room.error(), out);
     version = store_->apply(table_of(partition), {&change, 1}, prepared_, epochs_[frame.partition]);
     if (version) {
       statistics_.changes++;
@@ -944,9 +978,7 @@ void Instance::notify(PartitionId partition, std::span<const Change> changes, re
   for (const std::string& key : keys) {
     const Seen seen = transaction_->see(key);
     for (const Watcher& watcher : watchers_.take(key, [&](const Watcher& one) { return satisfied(one.condition, seen); })) {
-      Outcome outcome;
-      fill(outcome, seen, watcher.range);
-      std::string frame = frame_for(watcher, outcome);
+      std::string frame = news_for(watcher, seen);
       if (replica == nullptr || options_.defects.has(replication::Defect::wake_uncommitted))
         sends_.push_back({watcher.connection, std::move(frame)});
       else
@@ -954,6 +986,33 @@ void Instance::notify(PartitionId partition, std::span<const Change> changes, re
              {0, version, false, {}}, std::move(frame));
     }
   }
+}
+
+// Thousands may wait for one key, and its value be long. Past the limit they are told to ask again: what they wait for is there, and then
+// each gets it as an answer that its connection has room for.
+std::string Instance::news_for(const Watcher& watcher, const Seen& seen) {
+  std::string frame;
+  if (waiting_bytes_ + sends_bytes_ < options_.limits.waiting) {
+    Outcome outcome;
+    fill(outcome, seen, watcher.range);
+    frame = frame_for(watcher, outcome);
+  } else {
+    statistics_.refused_for_room++;
+    encode_retry(static_cast<std::uint8_t>(OpKind::callback), watcher.request, watcher.partition, frame);
+  }
+  sends_bytes_ += frame.size();
+  return frame;
+}
+
+InstanceBytes Instance::bytes() const {
+  InstanceBytes bytes;
+  bytes.undo = replicated_->undo_bytes();
+  bytes.waiting = waiting_bytes_ + sends_bytes_;
+  bytes.results = results_->bytes();
+  bytes.tails = replicator_->tails().all;
+  bytes.uncommitted = replicator_->tails().uncommitted;
+  bytes.watchers = watchers_.bytes();
+  return bytes;
 }
 
 std::string Instance::frame_for(const Watcher& watcher, const Outcome& outcome) const {

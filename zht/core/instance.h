@@ -51,6 +51,18 @@ enum class Durability { none, interval, always };
 std::string_view name_of(Durability durability);
 Result<Durability> parse_durability(std::string_view text);
 
+// Bytes of memory, of one instance. What is full says so: `no_space` where something has to be removed first, `unavailable` where that
+// passes by itself. (Uncommitted changes and what followers lack: replication::Timing.)
+struct ByteLimits {
+  // Values, keys and index. Values that were not used for long go to the disk to keep it; where that is not enough, and a quarter more
+  // is taken, changes that add something are refused (no_space), by half more such as remove something too. Others' changes are taken in up
+  // to twice as much, and then this copy drops out. 0: no limit.
+  std::uint64_t memory = 0;
+  std::size_t undo = std::size_t{256} << 20;     // what entries that may be taken back have changed
+  std::size_t waiting = std::size_t{256} << 20;  // answers that wait for other copies, or for their connection (unavailable)
+  std::size_t results = ResultTable::kMaxBytes;  // what is remembered of clients' requests (unavailable)
+};
+
 struct InstanceOptions {
   InstanceId id{0};
   Durability durability = Durability::interval;
@@ -65,6 +77,7 @@ struct InstanceOptions {
   std::string boot;               // names the machine's present boot (see ReplicatedStore); empty: unknown
   base::Duration maintain_budget = std::chrono::milliseconds(2);  // of the store's housekeeping in a tick; 0: one step
   replication::Timing timing;
+  ByteLimits limits;
   // What is held of a partition in which it has no part any more goes after so long, where the others are as many as needed.
   base::Duration keep_departed = std::chrono::seconds(60);
   replication::Defects defects;   // tests only, as the next
@@ -76,6 +89,13 @@ struct InstanceStatistics {
   std::uint64_t operations = 0, changes = 0, retries_answered = 0, redirects = 0, rounds = 0, syncs = 0;
   std::uint64_t held = 0, let_go = 0;  // replies that waited for others; of those, the ones that ended as `retry`
   std::array<std::uint64_t, 10> by_kind{};  // operations, by OpKind; 0: of no known kind
+  std::uint64_t refused_for_memory = 0;     // no_space, for ByteLimits::memory
+  std::uint64_t refused_for_room = 0;       // unavailable, for one of the other limits
+};
+
+// Bytes of memory that are taken, beside values, keys and index, which the store counts.
+struct InstanceBytes {
+  std::size_t undo = 0, waiting = 0, results = 0, tails = 0, uncommitted = 0, watchers = 0;
 };
 
 // What has become ready for a connection: a watcher's news, or replies that had to wait.
@@ -157,7 +177,10 @@ class Instance {
   // Instead of a last sync(): nothing will be written any more in this life.
   Result<void> close();
 
-  std::vector<Send> take_sends() { return std::exchange(sends_, {}); }
+  std::vector<Send> take_sends() {
+    sends_bytes_ = 0;
+    return std::exchange(sends_, {});
+  }
 
   // One at a time: begin on this thread, run anywhere, finish on this thread.
   bool dirty() const { return store_->dirty(); }
@@ -166,6 +189,10 @@ class Instance {
   Result<void> sync();
 
   const InstanceStatistics& statistics() const { return statistics_; }
+  InstanceBytes bytes() const;
+  const ByteLimits& limits() const { return options_.limits; }
+  // Its memory is so full that it had better be given no more copies.
+  bool is_short_of_memory() const { return options_.limits.memory != 0 && memory_used_ > options_.limits.memory + options_.limits.memory / 8; }
   base::Time round_began() const { return now_; }
   novoht::Statistics store_statistics() const;  // keys: those of users
   std::size_t watcher_count() const { return watchers_.count(); }
@@ -228,6 +255,9 @@ class Instance {
   // Whether the request may be executed; otherwise it has been answered.
   bool admit(const wire::Frame& frame, std::string& out);
   Result<Version> apply(PartitionId partition, std::span<const novoht::Change> changes, Note&& note);
+  // no_space: the changes add something, and there is no memory for it.
+  Result<void> check_memory(std::span<const novoht::Change> changes);
+  std::string news_for(const Watcher& watcher, const Seen& seen);
 
   // Each evaluates against the transaction and puts its changes there. A failed condition is an outcome with its code.
   Outcome evaluate(const wire::OperationView& operation);
@@ -261,7 +291,8 @@ class Instance {
   bool at_once_ = false;
   std::deque<Waiting> waiting_;      // by token, from first_token_ on
   std::uint64_t first_token_ = 1;
-  std::size_t waiting_bytes_ = 0;
+  std::size_t waiting_bytes_ = 0, sends_bytes_ = 0;
+  std::uint64_t memory_used_ = 0;  // by the store, at the beginning of the round
   std::map<PartitionId, base::Time> departed_;  // when it was first seen to be spare
   std::vector<replication::ViewNews> news_;
   std::uint64_t mark_ = 0;

@@ -14,7 +14,7 @@ using replication::Position;
 namespace {
 
 constexpr char kDamagedName[] = "DAMAGED", kUnsureName[] = "UNSURE";
-constexpr std::size_t kMostUndoKeys = 60'000, kMostUndoBytes = std::size_t{256} << 20;
+constexpr std::size_t kMostUndoKeys = 60'000;  // of a partition: what one record restores
 constexpr std::size_t kPieceSize = std::size_t{256} << 10;
 
 std::uint32_t number_of(PartitionId partition) { return static_cast<std::uint32_t>(partition); }
@@ -94,7 +94,7 @@ class Snapshot final : public replication::SnapshotSource {
 }  // namespace
 
 ReplicatedStore::ReplicatedStore(base::FileSystem& files, std::string folder, Options options)
-    : files_(files), folder_(std::move(folder)), options_(std::move(options)), outdated_(options_.outdated) {}
+    : files_(files), folder_(std::move(folder)), options_(std::move(options)), results_(kSessionLife, options_.results_bytes), outdated_(options_.outdated) {}
 
 ReplicatedStore::~ReplicatedStore() = default;
 
@@ -117,7 +117,7 @@ Result<std::unique_ptr<ReplicatedStore>> ReplicatedStore::open(base::FileSystem&
     if (opened.code() != Code::corrupt) return std::move(opened).error();
     store->opened_.damaged = true;
     store->opened_.damage = opened.error().message;
-    store->results_ = ResultTable();
+    store->results_ = ResultTable(kSessionLife, store->options_.results_bytes);
     TRY(store->put_aside());
     TRY(open_store());
   }
@@ -321,6 +321,7 @@ Result<std::vector<ReplicatedStore::Before>> ReplicatedStore::before(PartitionId
 }
 
 Result<void> ReplicatedStore::apply(PartitionId partition, const replication::Entry& entry) {
+  TRY(check_room());
   TRY_LET(view, decode_entry(entry.payload));
   Note note;
   if (!view.note.empty()) {
@@ -334,11 +335,14 @@ Result<void> ReplicatedStore::apply(PartitionId partition, const replication::En
     return fail(Code::invalid, "partition ", number_of(partition), ": entry ", entry.at.sequence, " after ", previous.sequence);
   TRY(store_->apply(table, view.changes, view.note, replication::number(entry.at.epoch)));
   Undos& undos = undo_[number_of(partition)];
-  for (const Before& one : keys) undos.bytes += one.value.size() + sizeof one;
   undos.keys += keys.size();
   undos.entries.push_back({previous, std::move(keys)});
+  undo_bytes_ += size_of(undos.entries.back());
   // What cannot be restored by one record, or takes too much memory, cannot be taken back: a snapshot is asked for then.
-  while (undos.keys > kMostUndoKeys || undos.bytes > kMostUndoBytes) drop_first(undos);
+  while (!undos.entries.empty() && (undos.keys > kMostUndoKeys || undo_bytes_ > options_.undo_bytes)) {
+    undos.forgotten = undos.entries.front().before.sequence + 1;
+    drop_first(undos);
+  }
   if (!view.note.empty()) results_.record(partition, std::move(note));
   return {};
 }
@@ -347,11 +351,23 @@ void ReplicatedStore::settle(PartitionId partition, Version commit) {
   const auto found = undo_.find(number_of(partition));
   if (found == undo_.end()) return;
   Undos& undos = found->second;
+  undos.settled = std::max(undos.settled, commit);
   while (!undos.entries.empty() && undos.entries.front().before.sequence < commit) drop_first(undos);
 }
 
+std::size_t ReplicatedStore::size_of(const Undo& undo) {
+  std::size_t size = sizeof undo;
+  for (const Before& one : undo.keys) size += sizeof one + one.key.size() + one.value.size() + one.fragment_ends.size() * sizeof(std::uint64_t);
+  return size;
+}
+
+Result<void> ReplicatedStore::check_room() const {
+  if (!is_out_of_memory()) return {};
+  return fail(Code::no_space, "values and index take ", store_->used_memory(), " bytes of memory, the limit is ", options_.memory_most);
+}
+
 void ReplicatedStore::drop_first(Undos& undos) {
-  for (const Before& one : undos.entries.front().keys) undos.bytes -= one.value.size() + sizeof one;
+  undo_bytes_ -= size_of(undos.entries.front());
   undos.keys -= undos.entries.front().keys.size();
   undos.entries.pop_front();
 }
@@ -359,6 +375,8 @@ void ReplicatedStore::drop_first(Undos& undos) {
 bool ReplicatedStore::unsettled(PartitionId partition, Bytes key) const {
   const auto found = undo_.find(number_of(partition));
   if (found == undo_.end()) return false;
+  const bool perhaps = found->second.forgotten > found->second.settled && !options_.defects.has(replication::Defect::forget_unsettled);
+  if (perhaps) return true;
   return std::any_of(found->second.entries.begin(), found->second.entries.end(), [&](const Undo& undo) {
     return std::any_of(undo.keys.begin(), undo.keys.end(), [&](const Before& one) { return one.key == key; });
   });
@@ -376,7 +394,10 @@ Result<void> ReplicatedStore::empty(PartitionId partition, std::uint64_t incarna
   imports_.erase(number_of(partition));
   TRY(put_origin(key_of(partition), encode_origin(incarnation, true)));
   since_[number_of(partition)] = incarnation;
-  undo_.erase(number_of(partition));
+  if (const auto undos = undo_.find(number_of(partition)); undos != undo_.end()) {
+    while (!undos->second.entries.empty()) drop_first(undos->second);
+    undo_.erase(undos);
+  }
   TRY(store_->drop(table_of(partition)));
   results_.drop(partition);
   return {};
@@ -392,6 +413,7 @@ Result<void> ReplicatedStore::begin_import(PartitionId partition, std::uint64_t 
 Result<void> ReplicatedStore::import(PartitionId partition, Bytes piece) {
   const auto found = imports_.find(number_of(partition));
   if (found == imports_.end()) return fail(Code::invalid, "partition ", number_of(partition), " takes in no snapshot");
+  TRY(check_room());
   return found->second->write(piece);
 }
 
@@ -457,7 +479,7 @@ Result<void> ReplicatedStore::rewind(PartitionId partition, Position to) {
                         .fragment_ends = one.fragment_ends});
   TRY(store_->rewind(table_of(partition), to.sequence, replication::number(to.epoch), restored));
   for (; count > 0; count--) {
-    for (const Before& one : undos.entries.back().keys) undos.bytes -= one.value.size() + sizeof one;
+    undo_bytes_ -= size_of(undos.entries.back());
     undos.keys -= undos.entries.back().keys.size();
     undos.entries.pop_back();
   }

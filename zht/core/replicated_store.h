@@ -45,6 +45,12 @@ class ReplicatedStore final : public replication::ReplicaStore, private novoht::
     replication::Defects defects;    // tests only
     std::uint64_t outdated = 0;      // its folder was found to be an older copy in this life; 0: never
     std::string boot;                // names the machine's present boot; empty: unknown, so another each time
+    // Bytes kept so that entries can be taken back, of all partitions together. Past it the oldest of a partition cannot be any more,
+    // and a member that would have to is sent the partition whole.
+    std::size_t undo_bytes = std::size_t{256} << 20;
+    std::size_t results_bytes = ResultTable::kMaxBytes;
+    // Nothing more is taken in while the store's values and index take more memory than this: no_space. 0: whatever they take.
+    std::uint64_t memory_most = 0;
   };
   struct Opened {
     bool torn = false, damaged = false, sure = true;
@@ -76,6 +82,8 @@ class ReplicatedStore final : public replication::ReplicaStore, private novoht::
   Result<void> forget(PartitionId partition, std::uint64_t incarnation);
   // What entries were taken back, and snapshots taken in, since the store was opened.
   std::uint64_t rewinds() const { return rewinds_; }
+  std::size_t undo_bytes() const { return undo_bytes_; }
+  bool is_out_of_memory() const { return options_.memory_most != 0 && store_->used_memory() > options_.memory_most; }
 
   Origin origin(PartitionId partition) const override;
   Result<void> note_joined(PartitionId partition, Epoch epoch) override;
@@ -109,9 +117,13 @@ class ReplicatedStore final : public replication::ReplicaStore, private novoht::
   };
   struct Undos {
     std::deque<Undo> entries;
-    std::size_t keys = 0, bytes = 0;
+    std::size_t keys = 0;
+    Version settled = 0;    // entries up to here will not be taken back
+    Version forgotten = 0;  // entries up to here cannot be taken back, settled or not
   };
+  static std::size_t size_of(const Undo& undo);
   void drop_first(Undos& undos);
+  Result<void> check_room() const;
 
   ReplicatedStore(base::FileSystem& files, std::string folder, Options options);
   Result<void> restore(novoht::TableId table, Bytes attachment) override;
@@ -138,6 +150,7 @@ class ReplicatedStore final : public replication::ReplicaStore, private novoht::
   std::unordered_map<std::uint32_t, std::uint64_t> since_;  // by partition, where it is not born_
   std::unordered_map<std::uint32_t, Epoch> joined_;         // by partition, where it is known
   std::unordered_map<std::uint32_t, Undos> undo_;
+  std::size_t undo_bytes_ = 0;
   std::unordered_map<std::uint32_t, std::unique_ptr<novoht::Import>> imports_;
   std::uint64_t rewinds_ = 0;
 };

@@ -84,6 +84,7 @@ bool ResultTable::may_be_forgotten(PartitionId partition, std::uint64_t client) 
 // is under way so long.
 void ResultTable::come(Session& session, PartitionId partition, std::uint64_t client, std::uint64_t sequence) {
   session.mark(partition);
+  count(session);
   if (may_be_forgotten(partition, client) && session.floor + 1 < sequence) session.came.emplace_back(partition, sequence);
 }
 
@@ -92,7 +93,7 @@ ResultTable::Answer ResultTable::find(PartitionId partition, std::uint64_t clien
     const auto found = sessions_.find(client);
     if (found == sessions_.end()) {
       if (retry && may_be_forgotten(partition, client)) return {Verdict::expired, nullptr};
-      return {sessions_.size() < kMaxSessions && outcome_bytes_ < kMaxOutcomeBytes ? Verdict::fresh : Verdict::full, nullptr};
+      return {sessions_.size() < kMaxSessions && has_room() ? Verdict::fresh : Verdict::full, nullptr};
     }
     last_client_ = client;
     last_ = const_cast<Session*>(&found->second);
@@ -113,7 +114,7 @@ ResultTable::Answer ResultTable::find(PartitionId partition, std::uint64_t clien
                                                     : !session.marked(partition) && may_be_forgotten(partition, client);
     if (unknown) return {Verdict::expired, nullptr};
   }
-  const bool room = session.entries.size() < kMaxResults && outcome_bytes_ < kMaxOutcomeBytes;
+  const bool room = session.entries.size() < kMaxResults && has_room();
   return {room ? Verdict::fresh : Verdict::full, nullptr};
 }
 
@@ -142,9 +143,25 @@ void ResultTable::Window::insert(std::size_t index, Entry entry) {
   at(index) = std::move(entry);
 }
 
+void ResultTable::Window::fit() {
+  std::vector<Entry> smaller(std::bit_ceil(std::max<std::size_t>(4, 2 * count_)));
+  for (std::size_t i = 0; i < count_; i++) smaller[i] = std::move(at(i));
+  ring_.swap(smaller);
+  head_ = 0;
+}
+
+void ResultTable::count(Session& session) {
+  constexpr std::size_t kPlace = 64;  // of a session in the table
+  const std::size_t now = sizeof(Session) + kPlace + session.entries.bytes() + session.partitions.size() * sizeof(std::uint64_t) +
+                          session.came.size() * sizeof session.came.front();
+  session_bytes_ += now - session.counted;
+  session.counted = now;
+}
+
 ResultTable::Session& ResultTable::find_session(std::uint64_t client) {
   last_ = &sessions_[client];
   last_client_ = client;
+  if (last_->counted == 0) count(*last_);
   return *last_;
 }
 
@@ -165,6 +182,9 @@ void ResultTable::raise(Session& session, std::uint64_t to) {
   covered += entries.has(covered, to);
   for (std::size_t i = 0; i < covered && session.outcomes > 0; i++) clear(session, entries.at(i).recorded);
   entries.drop_first(covered);
+  if (!entries.is_sparse()) return;
+  entries.fit();
+  count(session);
 }
 
 void ResultTable::keep(Session& session, PartitionId partition, std::uint64_t sequence, Recorded recorded) {
@@ -174,7 +194,12 @@ void ResultTable::keep(Session& session, PartitionId partition, std::uint64_t se
   }
   const std::size_t at = sequence > session.newest ? session.entries.size() : session.entries.find(sequence);
   session.newest = std::max(session.newest, sequence);
-  if (!session.entries.has(at, sequence)) return session.entries.insert(at, {sequence, partition, std::move(recorded)});
+  if (!session.entries.has(at, sequence)) {
+    const bool grows = session.entries.full();
+    session.entries.insert(at, {sequence, partition, std::move(recorded)});
+    if (grows) count(session);
+    return;
+  }
   Entry& entry = session.entries.at(at);
   clear(session, entry.recorded);
   entry.partition = partition;
@@ -205,6 +230,7 @@ void ResultTable::forget(std::uint64_t client) {
   Session& session = found->second;
   raise(session, kEnded);
   session.entries.release();
+  count(session);
   session.last_ms = now_ms_ + std::min<std::int64_t>(0, kGoodbye / std::chrono::milliseconds(1) - life_ms_);
 }
 
@@ -224,6 +250,7 @@ void ResultTable::forget_silent(std::uint64_t wall_ms) {
         before = std::max(before, began);
       }
     raise(session, kEnded);
+    session_bytes_ -= session.counted;
     one = sessions_.erase(one);
   }
 }
@@ -312,6 +339,7 @@ Result<void> ResultTable::decode(PartitionId partition, Bytes in) {
     session.entries = std::move(merged);
     const std::uint64_t had_floor = std::exchange(session.floor, 0);
     raise(session, std::max(floor, had_floor));
+    count(session);
   }
   if (!reader.done()) return fail(Code::corrupt, "result table of ", in.size(), " bytes is cut short or too long");
   return {};
@@ -333,6 +361,7 @@ void ResultTable::rewind(PartitionId partition, Version to) {
       else others.insert(others.size(), std::move(entry));
     }
     session.entries = std::move(others);
+    count(session);
   }
 }
 
@@ -352,9 +381,11 @@ void ResultTable::drop(PartitionId partition) {
         else others.insert(others.size(), std::move(entry));
       }
       session.entries = std::move(others);
+      count(session);
     }
     const bool unused =
         std::all_of(session.partitions.begin(), session.partitions.end(), [](std::uint64_t bits) { return bits == 0; });
+    if (unused) session_bytes_ -= session.counted;
     one = unused ? sessions_.erase(one) : std::next(one);
   }
 }

@@ -59,7 +59,7 @@ class ResultTable {
   // a change is refused with `unavailable`: later, the same request may be executed.
   static constexpr std::size_t kMaxResults = std::size_t{1} << 20;          // of one client
   static constexpr std::size_t kMaxSessions = std::size_t{1} << 20;         // clients
-  static constexpr std::size_t kMaxOutcomeBytes = std::size_t{256} << 20;   // of all `outcome`s
+  static constexpr std::size_t kMaxBytes = std::size_t{256} << 20;          // of all of it, by default
 
   enum class Verdict { fresh, answered, expired, full };
   struct Answer {
@@ -67,8 +67,9 @@ class ResultTable {
     const Recorded* recorded = nullptr;  // answered; until the next non-const call
   };
 
-  // `life`: of a silent session.
-  explicit ResultTable(base::Duration life = kSessionLife) : life_ms_(life / std::chrono::milliseconds(1)) {}
+  // `life`: of a silent session. `most`: bytes; what was remembered before is not dropped for it.
+  explicit ResultTable(base::Duration life = kSessionLife, std::size_t most = kMaxBytes)
+      : most_(most), life_ms_(life / std::chrono::milliseconds(1)) {}
 
   // The time, by a clock that goes on evenly, whatever it shows; called before what happens then, with the first call before any
   // but record() and decode(), which an opened store may have made before.
@@ -104,6 +105,8 @@ class ResultTable {
   // number up, and must not have all others taken for forgotten.
   void forget_silent(std::uint64_t wall_ms);
   std::size_t session_count() const { return sessions_.size(); }
+  std::size_t bytes() const { return outcome_bytes_ + session_bytes_; }
+  std::size_t most() const { return most_; }
 
   // The durable parts of one partition; for its checkpoint and its migration. decode() replaces what is there of it.
   void encode(PartitionId partition, std::string& out) const;
@@ -158,6 +161,10 @@ class ResultTable {
       if (count_ > 0) first_ = was_dense ? first_ + count : at(0).sequence;
     }
     void release() { *this = {}; }
+    std::size_t bytes() const { return ring_.size() * sizeof(Entry); }
+    // Far more room than what is in it needs: of a client that has said at last what it has.
+    bool is_sparse() const { return ring_.size() >= 256 && count_ < ring_.size() / 16; }
+    void fit();
 
    private:
     std::size_t search(std::uint64_t sequence) const;
@@ -178,6 +185,7 @@ class ResultTable {
     // Where it came after it may have been forgotten, and with which sequence: what it sent before that, and is above its floor,
     // may have been executed. Hardly ever any.
     std::vector<std::pair<PartitionId, std::uint64_t>> came;
+    std::size_t counted = 0;  // bytes, in session_bytes_
     void mark(PartitionId partition) {
       const auto number = static_cast<std::uint32_t>(partition);
       if (partitions.size() <= number / 64) [[unlikely]]
@@ -199,11 +207,14 @@ class ResultTable {
   void come(Session& session, PartitionId partition, std::uint64_t client, std::uint64_t sequence);
   void raise(Session& session, std::uint64_t to);
   void clear(Session& session, Recorded& recorded);
+  bool has_room() const { return bytes() < most_; }
+  void count(Session& session);  // after what it has in memory has changed its size
   void keep(Session& session, PartitionId partition, std::uint64_t sequence, Recorded recorded);
   void keep_insert(Session& session, PartitionId partition, std::uint64_t sequence, std::uint64_t size, Version version);
 
   std::unordered_map<std::uint64_t, Session> sessions_;
-  std::size_t outcome_bytes_ = 0;
+  std::size_t most_;
+  std::size_t outcome_bytes_ = 0, session_bytes_ = 0;
   // The one asked for last: a connection's requests come in runs.
   mutable std::uint64_t last_client_ = 0;
   std::int64_t life_ms_, now_ms_ = 0;

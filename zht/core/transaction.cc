@@ -128,8 +128,16 @@ Result<void> PartitionTransaction::put(Change change) {
   written_ += change.key.size() + change.value.size();
   if (++steps_ > kMaxSteps) return fail(Code::no_space, "one request makes more than ", kMaxSteps, " steps");
   if (written_ > kMaxWrittenBytes) return fail(Code::no_space, "one request writes more than ", kMaxWrittenBytes, " bytes");
-  // Appending to what is not there is an insert: a replay must not put it on top of a value that had expired by now.
-  if (change.kind == Change::Kind::append && !see(change.key).present) change.kind = Change::Kind::insert;
+  if (change.kind == Change::Kind::append) {
+    const Seen seen = see(change.key);
+    const std::uint64_t size = seen.size + change.value.size() + 4 * (std::uint64_t{seen.fragment_count} + 1);
+    // What is there already, of an older build, may still be read in ranges.
+    if (seen.present && size > kMaxReplyBytes)
+      return fail(Code::no_space, "key \"", base::escape(change.key), "\" has ", seen.size, " bytes in ", seen.fragment_count, " fragments and cannot grow by ",
+                  change.value.size(), ": a value and 4 bytes for each fragment are ", kMaxReplyBytes, " bytes at most");
+    // Appending to what is not there is an insert: a replay must not put it on top of a value that had expired by now.
+    if (!seen.present) change.kind = Change::Kind::insert;
+  }
   changes_.push_back(change);
   if (changes_.size() == 2) by_key_[changes_[0].key].push_back(0);
   if (changes_.size() >= 2) by_key_[change.key].push_back(static_cast<std::uint32_t>(changes_.size() - 1));

@@ -13,6 +13,7 @@
 
 #include "novoht/store.h"
 #include "zht/procedure.h"
+#include "zht/wire/frame.h"
 
 namespace zht::core {
 
@@ -20,6 +21,8 @@ namespace zht::core {
 inline constexpr std::chrono::milliseconds kMaxTtl{1'000'000'000'000};
 
 inline constexpr std::size_t kMaxSteps = 10'000;                              // of one procedure or batch
+// What one answer can hold of a value: its bytes, and four for each fragment. No value grows past it by appends.
+inline constexpr std::size_t kMaxReplyBytes = wire::kMaxFrameSize - (std::size_t{1} << 20);
 inline constexpr std::size_t kMaxWrittenBytes = std::size_t{64} << 20;        // by one procedure or batch
 
 // One key as the request sees it now.

@@ -38,6 +38,7 @@ class Watchers {
   bool watched(const std::string& key) const { return by_key_.contains(key); }
   bool empty() const { return by_id_.empty(); }
   std::size_t count() const { return by_id_.size(); }
+  std::size_t bytes() const { return bytes_; }
   std::vector<Watcher> take_overdue(base::Time now);
   std::vector<Watcher> take_all(PartitionId partition);  // looks at every watcher
   void drop(ConnectionId connection);

@@ -54,6 +54,8 @@ class Cluster {
   void set_leaving() { manager_->self().leaving = true, manager_->announce(); }
   void set_room(bool room) { manager_->self().room = room, manager_->announce(); }
   void set_stopping() { manager_->self().stopping = true, manager_->announce(); }
+  std::size_t remembered() const { return manager_->remembered(); }  // bytes, of other nodes
+  std::uint64_t not_remembered() const { return manager_->not_remembered(); }
   void set_left();  // emptied: others need not think of it any more
   // A number for a node that wants to join; nothing as long as none is decided, and then this is to be asked again.
   std::optional<std::uint64_t> enrol(std::uint64_t uid);

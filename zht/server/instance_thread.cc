@@ -96,7 +96,8 @@ void InstanceThread::report(std::function<void(InstanceReport)> deliver) {
   loop_.post([this, deliver = std::move(deliver)] {
     deliver(with_core([this] {
       return InstanceReport{core_->statistics(), core_->store_statistics(), core_->partition_count(),
-                            endpoint_->connection_count(), core_->watcher_count(), core_->failure(), core_->replicator().figures(), latencies_};
+                            endpoint_->connection_count(), core_->watcher_count(), core_->failure(), core_->replicator().figures(),
+                            core_->bytes(), options_.core.limits, options_.core.timing, latencies_};
     }));
   });
 }
@@ -192,6 +193,7 @@ bool InstanceThread::may_sync_later() {
 void InstanceThread::tick() {
   quiet_before_tick_ = core_->is_quiet();
   core_->on_tick();
+  short_of_memory_ = core_->is_short_of_memory();
 }
 
 // Ends the core's round and hands on what it sends by itself.

@@ -82,6 +82,30 @@ void add_latencies(Text& text, const wire::Status& status) {
   }
 }
 
+// What is bounded in bytes: what it takes, and what it may.
+void add_bounds(Text& text, const wire::Status& status) {
+  struct Bound {
+    const char* what;
+    std::uint64_t (InstanceStatus::*bytes)() const;
+    std::uint64_t (InstanceStatus::*limit)() const;
+  };
+  using I = InstanceStatus;
+  static constexpr std::array<Bound, 7> kAll{{{"memory", &I::memory_used, &I::memory_limit},
+                                              {"tails", &I::tail_bytes, &I::tail_limit},
+                                              {"uncommitted", &I::uncommitted_bytes, &I::uncommitted_limit},
+                                              {"undo", &I::undo_bytes, &I::undo_limit},
+                                              {"waiting", &I::waiting_bytes, &I::waiting_limit},
+                                              {"results", &I::results_bytes, &I::results_limit},
+                                              {"watchers", &I::watchers_bytes, &I::watchers_limit}}};
+  for (const bool limits : {false, true}) {
+    const char* const name = limits ? "zht_bound_bytes" : "zht_bounded_bytes";
+    text.family(name, "gauge", limits ? "what each of zht_bounded_bytes may be; 0: no limit" : "memory that is bounded, by what takes it");
+    for (const InstanceStatus& one : status.instances())
+      for (const Bound& bound : kAll)
+        text.line(name, Text::label(one) + ",what=" + quoted(bound.what), static_cast<double>((one.*(limits ? bound.limit : bound.bytes))()));
+  }
+}
+
 }  // namespace
 
 std::string metrics_text(const wire::Status& status) {
@@ -104,6 +128,14 @@ std::string metrics_text(const wire::Status& status) {
   gauge("zht_live_bytes", "bytes of keys and values", [](const I& i) { return i.live_bytes(); });
   gauge("zht_memory_bytes", "what the index and the values take in memory",
         [](const I& i) { return i.memory_bytes(); });
+  add_bounds(text, status);
+  text.one("zht_memory_limit_bytes", "gauge", "of the instances together; 0: none", static_cast<double>(status.memory_limit()));
+  text.one("zht_folder_bytes", "gauge", "all files of the store and of the keeper", static_cast<double>(status.folder_bytes()));
+  text.one("zht_remembered_bytes", "gauge", "what the manager knows of other nodes", static_cast<double>(status.remembered_bytes()));
+  counter("zht_refused_for_memory_total", "changes refused because memory is full", [](const I& i) { return i.refused_for_memory(); });
+  counter("zht_refused_for_room_total", "requests refused because too much waits for other copies or is kept for retries",
+          [](const I& i) { return i.refused_for_room(); });
+  gauge("zht_cold_bytes", "values that lie on disk alone", [](const I& i) { return i.cold_bytes(); });
   gauge("zht_log_bytes", "bytes of the log on disk", [](const I& i) { return i.log_bytes(); });
   gauge("zht_checkpoint_bytes", "bytes of checkpoints on disk", [](const I& i) { return i.checkpoint_bytes(); });
   gauge("zht_connections", "connections of native clients", [](const I& i) { return i.connections(); });

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <asio/post.hpp>
 #include <cstdlib>
 #include <thread>
 
@@ -11,6 +12,7 @@
 #include "zht/client/table.h"
 #include "zht/server/in_process_client.h"
 #include "zht/server/mapped_files.h"
+#include "zht/server/memory.h"
 #include "zht/server/no_files.h"
 #include "zht/server/node_parts.h"
 #include "zht/server/own_secret.h"
@@ -115,8 +117,14 @@ Result<std::unique_ptr<Node>> Node::start(const Settings& settings, const Proced
     TRY_LET(began, parts.begin_as_founder(signals));
     if (!began) return std::unique_ptr<Node>();
   }
+  std::optional<StartMark> mark;
+  if (!settings.in_memory && !settings.embedded) {
+    set_up_allocator();
+    if (const auto last = mark.emplace(settings.data).begin()) logger().warn(*last, {{"data", settings.data}});
+  }
   TRY(parts.open_cluster());
   TRY(parts.open_instances(procedures));
+  if (mark) mark->done();
   TRY(parts.listen());
   parts.introduce();
   parts.tell_tools();
@@ -204,6 +212,7 @@ void Node::run() {
   Parts& parts = *parts_;
   parts.keep_services();
   parts.loop.every(std::chrono::milliseconds(500), [&parts] { parts.keep_services(); });
+  parts.loop.every(std::chrono::seconds(5), [&parts] { asio::post(parts.pool, give_back_memory); });
   parts.begin_ticks();
   parts.loop.run();
   parts.end_redis();

@@ -46,6 +46,7 @@ struct Settings {
   base::Duration sync_interval = std::chrono::seconds(1);
   std::uint64_t max_value_size = std::uint64_t{16} << 20;
   std::uint64_t segment_size = std::uint64_t{64} << 20;
+  std::uint64_t memory_limit = 0;          // of all instances together; 0: half of the cgroup's or machine's (embedded: no limit)
   std::uint64_t max_connections = 20'000;  // of each instance
   bool udp = true;                         // datagrams too, where `listen` says
   base::Duration busy_poll = std::chrono::microseconds(50);  // 0: never

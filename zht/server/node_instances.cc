@@ -5,6 +5,7 @@
 #include <future>
 #include <limits>
 
+#include "zht/server/memory.h"
 #include "zht/support/paths.h"
 
 // The instances of a node: made, told the timing, recovered side by side.
@@ -40,6 +41,8 @@ Error Node::Parts::with_advice(Error error) const {
 Result<void> Node::Parts::open_instances(const Procedures& procedures) {
   TRY_LET(durability, core::parse_durability(settings.durability));
   const std::uint32_t first = first_instance(identity.number);
+  // A node inside another program takes what that gives it.
+  if (!settings.embedded || settings.memory_limit != 0) memory_limit = memory_share(settings.memory_limit, available_memory());
   own.resize(identity.instance_count);
   std::string boot;
   if (const auto text = support::read_file("/proc/sys/kernel/random/boot_id")) boot = text->substr(0, text->find('\n'));
@@ -58,6 +61,8 @@ Result<void> Node::Parts::open_instances(const Procedures& procedures) {
     options.core.boot = boot;
     options.core.timing = timing();
     options.core.home = node_of;
+    if (memory_limit != 0) share_out(memory_limit, identity.instance_count, options.core);
+    if (settings.in_memory) options.core.limits.memory = 0;  // there is no disk for values to go to
     options.views = cluster->views();
     options.cluster = identity.cluster;
     options.tell_manager = [this](InstanceNews news) {

@@ -77,6 +77,9 @@ struct Node::Parts final : net::FrameHandler {
   std::set<std::pair<std::uint64_t, std::uint64_t>> begun_anew;  // founders and the folders they asked with; said once of each
   std::set<std::uint64_t> replaced;  // nodes that serve with another folder than they had; said once of each
   base::Time next_look{};
+  std::uint64_t memory_limit = 0;  // of the instances together; 0: none
+  base::Time next_count{};         // of the files
+  std::uint64_t folder_bytes = 0;
   bool pump_wanted = false, leaving = false;
   base::Time hand_over_until{}, next_goals{}, left_at{};
   std::map<PartitionId, Epoch> handed_over;  // the views for which goals were said

@@ -165,8 +165,10 @@ void Node::Parts::note_changes() {
 void Node::Parts::look_for_room() {
   if (settings.in_memory || stopping) return;
   std::string why;
-  for (const auto& instance : instances)
+  for (const auto& instance : instances) {
+    if (why.empty() && instance->is_short_of_memory()) why = "the memory of an instance is nearly full";
     if (instance->failed()) why = "the store of an instance failed";
+  }
   struct statvfs disk {};
   if (why.empty() && ::statvfs(settings.data.c_str(), &disk) == 0) {
     // Room for a few segments of the log; twice that before it is said to be there again.

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 #include <algorithm>
+#include <filesystem>
 #include <map>
 
 #include "zht/operation_names.h"
@@ -30,6 +31,44 @@ void add_latencies(wire::InstanceStatus& to, const std::vector<support::CoarseHi
       one->add_bucket_count(histogram.bucket(i));
     }
   }
+}
+
+void add_memory(wire::InstanceStatus& to, const InstanceReport& report) {
+  to.set_memory_used(report.store.used_bytes);
+  to.set_memory_limit(report.limits.memory);
+  to.set_cold_bytes(report.store.cold_bytes);
+  to.set_tail_bytes(report.bytes.tails);
+  to.set_tail_limit(report.timing.all_tails_bytes);
+  to.set_uncommitted_bytes(report.bytes.uncommitted);
+  to.set_uncommitted_limit(report.timing.all_uncommitted_bytes);
+  to.set_undo_bytes(report.bytes.undo);
+  to.set_undo_limit(report.limits.undo);
+  to.set_waiting_bytes(report.bytes.waiting);
+  to.set_waiting_limit(report.limits.waiting);
+  to.set_results_bytes(report.bytes.results);
+  to.set_results_limit(report.limits.results);
+  to.set_watchers_bytes(report.bytes.watchers);
+  to.set_watchers_limit(core::Watchers::kMaxBytes);
+  to.set_refused_for_memory(report.operations.refused_for_memory);
+  to.set_refused_for_room(report.operations.refused_for_room);
+}
+
+// Of the files that the node keeps: logs, checkpoints, what is put aside of damaged ones, the keeper's. (Services have folders too.)
+std::uint64_t bytes_of_files(const std::string& data) {
+  namespace fs = std::filesystem;
+  std::uint64_t sum = 0;
+  std::error_code ignored;
+  const auto add = [&](const fs::directory_entry& entry) {
+    if (entry.is_regular_file(ignored)) sum += entry.file_size(ignored);
+  };
+  for (fs::directory_iterator top(data, ignored), end; !ignored && top != end; top.increment(ignored)) {
+    add(*top);
+    const std::string name = top->path().filename();
+    if (!name.starts_with("store") && !name.starts_with("keeper")) continue;
+    std::error_code gone;  // files come and go meanwhile
+    for (fs::recursive_directory_iterator below(*top, gone), last; !gone && below != last; below.increment(gone)) add(*below);
+  }
+  return sum;
 }
 
 }  // namespace
@@ -66,6 +105,15 @@ void Node::Parts::gather(std::function<void(const wire::Status&)> deliver) {
   message.set_partition_count(identity.partition_count);
   message.set_max_value_size(settings.max_value_size);
   message.set_build(ZHT_VERSION);
+  message.set_memory_limit(memory_limit);
+  if (!settings.in_memory && clock.now() >= next_count) {
+    next_count = clock.now() + std::chrono::seconds(5);
+    folder_bytes = bytes_of_files(settings.data);
+  }
+  message.set_folder_bytes(folder_bytes);
+  message.set_remembered_bytes(cluster->remembered());
+  message.set_remembered_limit(replication::ManagerOptions{}.remembered);
+  message.set_not_remembered(cluster->not_remembered());
   tell_cluster(*message.mutable_cluster());
   for (const auto& service : services->running()) {
     auto* one = message.add_services();
@@ -88,7 +136,7 @@ void Node::Parts::gather(std::function<void(const wire::Status&)> deliver) {
         one.set_keys(report.store.keys);
         one.set_live_bytes(report.store.live_bytes);
         one.set_memory_bytes(report.store.memory_bytes);
-        one.set_disk_bytes(report.store.log_bytes + report.store.checkpoint_bytes);
+        one.set_disk_bytes(report.store.log_bytes + report.store.kept_bytes + report.store.checkpoint_bytes + report.store.cold_file_bytes);
         one.set_operations(report.operations.operations);
         one.set_connections(report.connections);
         one.set_watchers(report.watchers);
@@ -110,6 +158,7 @@ void Node::Parts::gather(std::function<void(const wire::Status&)> deliver) {
         one.set_checkpoint_bytes(report.store.checkpoint_bytes);
         one.set_checkpoints(report.store.checkpoints);
         one.set_maintenance_failures(report.store.maintenance_failures);
+        add_memory(one, report);
         add_latencies(one, report.latencies);
         if (--gathering->left == 0) gathering->deliver(gathering->message);
       });

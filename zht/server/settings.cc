@@ -1,4 +1,5 @@
 // The settings of a node: their names in files and environment, their bounds, and the file that explains them.
+#include "zht/server/memory.h"
 #include "zht/server/node.h"
 #include "zht/support/config.h"
 #include "zht/wire/frame.h"
@@ -39,6 +40,7 @@ void add_settings(support::Config& config, Settings& settings) {
   config.add_duration("sync_interval", settings.sync_interval, "of durability interval");
   config.add_size("segment_size", settings.segment_size, "of a full log file");
   config.add_size("max_value_size", settings.max_value_size, "largest value of one request");
+  config.add_size("memory_limit", settings.memory_limit, "of the node's data and what is under way; 0B: half of what there is", "ZHT_MEMORY_LIMIT");
   config.add("max_connections", settings.max_connections, 1, 1'000'000, "of each instance");
   config.add_duration("busy_poll", settings.busy_poll, "look for the next request this long before sleeping, while that pays; 0s: never");
 }
@@ -49,6 +51,8 @@ Result<void> check_settings(const Settings& settings) {
     return fail(Code::invalid, "max_value_size is ", settings.max_value_size, " bytes; 1B to ", most_value >> 20, "MiB are possible");
   if (settings.segment_size < 64 << 10 || settings.segment_size > std::uint64_t{4} << 30)
     return fail(Code::invalid, "segment_size is ", settings.segment_size, " bytes; 64KiB to 4GiB are possible");
+  if (settings.memory_limit != 0 && settings.memory_limit < kLeastMemory)
+    return fail(Code::invalid, "memory_limit is ", settings.memory_limit, " bytes; 0 or 64MiB and more are possible");
   if (settings.sync_interval < 1ms || settings.sync_interval > 1h)
     return fail(Code::invalid, "sync_interval is ", settings.sync_interval.count(), " ns; 1ms to 1h are possible");
   if (settings.sync_replicas > settings.replicas)
@@ -173,8 +177,13 @@ segment_size = "64MiB"
 
 # --- bounds ---
 
-# Largest value one request may bring; by appends a value may grow beyond. 1B to 48MiB. --max-value-size
+# Largest value one request may bring. By appends a value may grow to 63 MiB, what one answer can hold. 1B to 48MiB. --max-value-size
 max_value_size = "16MiB"
+
+# Memory that the node's data and what is under way may take, shared by its instances; "0B": half of what the cgroup or the machine
+# gives. Values that were not used for long then lie on disk alone; when keys and index leave no room even so, changes that add
+# something are refused, no_space. 64MiB and more. $ZHT_MEMORY_LIMIT, --memory-limit
+memory_limit = "0B"
 
 # Connections of each instance, of the manager and of the Redis port; one more is told so and closed. An idle connection
 # takes about 1 KiB. The limit on open files (ulimit -n) is raised to what is allowed.

@@ -22,6 +22,18 @@ namespace {
 using namespace std::chrono_literals;
 using nlohmann::json;
 
+// What is bounded in bytes: what it takes, and what it may.
+json bounds_json(const wire::InstanceStatus& one) {
+  const auto both = [](std::uint64_t bytes, std::uint64_t limit) { return json{{"bytes", bytes}, {"limit", limit}}; };
+  return {{"memory", both(one.memory_used(), one.memory_limit())},
+          {"tails", both(one.tail_bytes(), one.tail_limit())},
+          {"uncommitted", both(one.uncommitted_bytes(), one.uncommitted_limit())},
+          {"undo", both(one.undo_bytes(), one.undo_limit())},
+          {"waiting", both(one.waiting_bytes(), one.waiting_limit())},
+          {"results", both(one.results_bytes(), one.results_limit())},
+          {"watchers", both(one.watchers_bytes(), one.watchers_limit())}};
+}
+
 json status_json(const wire::Status& status) {
   std::uint64_t keys = 0, live = 0, memory = 0, disk = 0, operations = 0;
   json instances = json::array();
@@ -50,7 +62,11 @@ json status_json(const wire::Status& status) {
                   {"learners_behind", one.learners_behind()},
                   {"waiting", one.waiting()},
                   {"sending", one.sending()},
-                  {"receiving", one.receiving()}};
+                  {"receiving", one.receiving()},
+                  {"bounds", bounds_json(one)},
+                  {"cold_bytes", one.cold_bytes()},
+                  {"refused_for_memory", one.refused_for_memory()},
+                  {"refused_for_room", one.refused_for_room()}};
     if (!one.failure().empty()) instance["failure"] = one.failure();
     instances.push_back(std::move(instance));
   }
@@ -73,12 +89,34 @@ json status_json(const wire::Status& status) {
           {"live_bytes", live},
           {"memory_bytes", memory},
           {"resident_bytes", status.resident_bytes()},
-          {"disk_bytes", disk},
+          {"disk_bytes", status.folder_bytes() != 0 ? status.folder_bytes() : disk},
+          {"memory_limit_bytes", status.memory_limit()},
+          {"remembered_bytes", status.remembered_bytes()},
+          {"remembered_limit_bytes", status.remembered_limit()},
+          {"not_remembered", status.not_remembered()},
           {"operations", operations},
           {"no_room", status.no_room()},
           {"cluster", cluster_json(status.cluster())},
           {"instances", std::move(instances)},
           {"services", std::move(services)}};
+}
+
+// What was refused, and what is nearly full.
+void print_bounds(const wire::Status& status) {
+  for (const wire::InstanceStatus& one : status.instances()) {
+    const auto nearly = [&](const char* what, std::uint64_t bytes, std::uint64_t limit) {
+      if (limit == 0 || bytes < limit / 10 * 9) return;
+      std::cout << "instance " << one.id() << ": " << what << " take " << support::human_size(bytes) << ", the limit is " << support::human_size(limit)
+                << "\n";
+    };
+    nearly("values, keys and index", one.memory_used(), one.memory_limit());
+    nearly("changes that wait for other copies", one.uncommitted_bytes(), one.uncommitted_limit());
+    nearly("answers that wait", one.waiting_bytes(), one.waiting_limit());
+    nearly("answers kept for retries", one.results_bytes(), one.results_limit());
+    nearly("callbacks", one.watchers_bytes(), one.watchers_limit());
+    if (one.refused_for_memory() > 0)
+      std::cout << "instance " << one.id() << ": " << one.refused_for_memory() << " changes were refused for want of memory\n";
+  }
 }
 
 void print_status(const wire::Status& status) {
@@ -88,9 +126,13 @@ void print_status(const wire::Status& status) {
             << "manager " << status.manager_unix()
             << (status.manager_tcp().empty() ? "" : " and " + status.manager_tcp())
             << (status.resp().empty() ? "" : ", redis clients " + status.resp())
-            << (status.http().empty() ? "" : ", metrics http://" + status.http() + "/metrics") << "\n";
+            << (status.http().empty() ? "" : ", metrics http://" + status.http() + "/metrics") << "\n"
+            << "memory " << support::human_size(status.resident_bytes())
+            << (status.memory_limit() != 0 ? ", its data's limit " + support::human_size(status.memory_limit()) : "") << ", disk "
+            << support::human_size(status.folder_bytes()) << "\n";
   if (!status.no_room().empty())
     std::cout << "NO ROOM: " << status.no_room() << "; the node takes no new copies, and changes fail when it is full\n";
+  print_bounds(status);
   print_cluster(status.cluster());
   if (status.cluster().nodes_size() > 1) {
     print_nodes(status.cluster());

@@ -22,7 +22,7 @@ namespace zht::tool {
 namespace {
 
 struct Flags {
-  std::string config_file, listen, resp, http, instances, partitions, durability, sync_interval, max_value_size, secret_file, resp_tls, http_tls;
+  std::string config_file, listen, resp, http, instances, partitions, durability, sync_interval, max_value_size, memory_limit, secret_file, resp_tls, http_tls;
   std::string join, nodes, advertise, rack, replicas, sync_replicas, failover;
   bool insecure = false, background = false, as_before = false, print_config = false, example_config = false;
 };
@@ -54,6 +54,7 @@ base::Result<int> serve(const support::Program& program, const Flags& flags, con
   TRY(flag("durability", flags.durability));
   TRY(flag("sync_interval", flags.sync_interval));
   TRY(flag("max_value_size", flags.max_value_size));
+  TRY(flag("memory_limit", flags.memory_limit));
   TRY(flag("secret_file", flags.secret_file));
   TRY(flag("resp_tls", flags.resp_tls));
   TRY(flag("http_tls", flags.http_tls));
@@ -91,6 +92,7 @@ base::Result<int> serve(const support::Program& program, const Flags& flags, con
     pass("--durability", flags.durability);
     pass("--sync-interval", flags.sync_interval);
     pass("--max-value-size", flags.max_value_size);
+    pass("--memory-limit", flags.memory_limit);
     TRY_LET(absolute_secret, absolute_credential(flags.secret_file));
     pass("--secret-file", absolute_secret);
     pass("--resp-tls", flags.resp_tls);
@@ -152,6 +154,7 @@ void add_serve(support::Program& program, const Procedures& procedures) {
   app.add_option("--durability", flags->durability, "none, interval (default) or always");
   app.add_option("--sync-interval", flags->sync_interval, "of durability interval (default 1s)");
   app.add_option("--max-value-size", flags->max_value_size, "of one request (default 16MiB)");
+  app.add_option("--memory-limit", flags->memory_limit, "of data and what is under way (default: half of what there is)");
   app.add_option("--secret-file", flags->secret_file,
                  "the cluster's secret: a file, none or munge (default: `secret` in the data folder, made where there is none; see zht secret)");
   app.add_option("--resp-tls", flags->resp_tls, "where tls_certificate etc. are set: auto (default: mutual), mutual, server, off");

@@ -66,15 +66,38 @@ void Replica::catch_up() {
   if (now == end_) return;
   base_ = end_ = now;
   runs_.clear();
-  tail_.clear();
-  tail_bytes_ = 0;
+  clear_tail();
+}
+
+void Replica::count_tail(const Entry& entry, bool comes) {
+  const std::size_t size = size_of(entry);
+  TailBytes& all = host_.tails();
+  const bool committed = entry.at.sequence <= commit_;
+  if (comes) {
+    tail_bytes_ += size;
+    all.all += size;
+    if (!committed) all.uncommitted += size;
+  } else {
+    tail_bytes_ -= size;
+    all.all -= size;
+    if (!committed) all.uncommitted -= size;
+  }
+}
+
+void Replica::drop_first_of_tail() {
+  count_tail(*tail_.front(), false);
+  tail_.pop_front();
+}
+
+void Replica::clear_tail() {
+  while (!tail_.empty()) drop_first_of_tail();
 }
 
 Result<void> Replica::take(EntryPtr entry) {
   TRY(host_.store().apply(partition_, *entry));
   if (entry->at.epoch != end_.epoch) runs_.push_back(entry->at);
   end_ = entry->at;
-  tail_bytes_ += entry->payload.size() + sizeof(Entry);
+  count_tail(*entry, true);
   tail_.push_back(std::move(entry));
   return {};
 }
@@ -92,7 +115,7 @@ bool Replica::truncate(Version keep) {
     return false;
   }
   while (!tail_.empty() && tail_.back()->at.sequence > keep) {
-    tail_bytes_ -= tail_.back()->payload.size() + sizeof(Entry);
+    count_tail(*tail_.back(), false);
     tail_.pop_back();
   }
   while (!runs_.empty() && runs_.back().sequence > keep) runs_.pop_back();
@@ -106,8 +129,7 @@ bool Replica::truncate(Version keep) {
 void Replica::forget_log() {
   base_ = end_ = {};
   runs_.clear();
-  tail_.clear();
-  tail_bytes_ = 0;
+  clear_tail();
   durable_ = commit_ = verified_ = acked_ = 0;
   marks_.clear();
 }
@@ -153,17 +175,18 @@ void Replica::forget() {
   origin_ = host_.store().origin(partition_);
 }
 
-void Replica::trim_tail() {
+void Replica::trim_tail() { trim(host_.timing().tail_bytes, Wanted::keep); }
+
+void Replica::trim(std::size_t most, Wanted wanted) {
   const Timing& timing = host_.timing();
-  while (tail_bytes_ > timing.tail_bytes && !tail_.empty() && tail_.front()->at.sequence <= commit_) {
+  while (tail_bytes_ > most && !tail_.empty() && tail_.front()->at.sequence <= commit_) {
     const Version first = tail_.front()->at.sequence;
-    const bool wanted = std::any_of(followers_.begin(), followers_.end(), [&](const auto& one) {
+    const bool lacking = std::any_of(followers_.begin(), followers_.end(), [&](const auto& one) {
       const Follower& follower = one.second;
       return follower.snapshot ? follower.snapshot->begun() < first : follower.attached && follower.match < first;
     });
-    if (wanted && tail_bytes_ < 4 * timing.tail_bytes) return;
-    tail_bytes_ -= tail_.front()->payload.size() + sizeof(Entry);
-    tail_.pop_front();
+    if (lacking && wanted == Wanted::keep && tail_bytes_ < 4 * timing.tail_bytes) return;
+    drop_first_of_tail();
   }
 }
 
@@ -188,6 +211,8 @@ void Replica::advance(Version commit) {
   commit = std::min(commit, end_.sequence);
   if (commit <= commit_) return;
   host_.on_committed(partition_, commit_ + 1, commit);
+  for (Version one = std::max(commit_ + 1, first_in_memory()); one <= commit; one++)
+    host_.tails().uncommitted -= size_of(*tail_[one - first_in_memory()]);
   commit_ = commit;
   host_.store().settle(partition_, commit_);
   for (; !touched_order_.empty() && touched_order_.front().first <= commit_; touched_order_.pop_front()) {
@@ -905,6 +930,7 @@ void Replica::distrust() { origin_ = host_.store().origin(partition_); }
 
 void Replica::add_to(Figures& figures) const {
   figures.receiving += import_.has_value();
+  figures.tail_bytes += tail_bytes_;
   if (role() != Role::primary) return;
   figures.leases += is_alone() || leased(granted());
   figures.waiting += held_.size();

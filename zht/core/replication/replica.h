@@ -43,6 +43,9 @@ struct Timing {
   std::size_t message_bytes = std::size_t{1} << 20;        // of entries in one message for one partition
   std::size_t window = 4096;                               // entries sent and not acknowledged, for each follower
   std::size_t tail_bytes = std::size_t{1} << 20;           // committed entries kept in memory for followers that lag
+  // Of all partitions together: entries in memory, committed or not; past the second, no change is begun.
+  std::size_t all_tails_bytes = std::size_t{64} << 20;
+  std::size_t all_uncommitted_bytes = std::size_t{256} << 20;
 };
 
 // An instance that could take a copy: lives, has room.
@@ -98,6 +101,12 @@ struct Figures {
   std::uint64_t behind = 0, learners_behind = 0;  // entries that the sync member, the learner, furthest behind lacks
   std::uint64_t waiting = 0;                      // what is held
   std::uint64_t sending = 0, receiving = 0;       // snapshots under way
+  std::uint64_t tail_bytes = 0, uncommitted_bytes = 0;  // entries in memory, and those of them that are not committed
+};
+
+// Entries in memory, of all replicas of an instance: bytes.
+struct TailBytes {
+  std::size_t all = 0, uncommitted = 0;
 };
 
 // What a replica needs from its instance.
@@ -117,6 +126,7 @@ class ReplicaHost {
   virtual base::Time last_beacon() const = 0;            // the last stamp given out
   virtual void want_beacon() = 0;                        // one at the end of this round
   virtual bool may_vouch() const = 0;                    // those who would know it say that this folder is no older copy
+  virtual TailBytes& tails() = 0;
   virtual bool may_send_piece() = 0;                     // of a snapshot, in this round; else in a later one
   virtual void propose(PartitionId partition, const Change& change) = 0;
   virtual std::span<const Candidate> candidates() const = 0;
@@ -137,6 +147,9 @@ class Replica {
 
   // Takes up the partition where the store, all of it durable, has it. `host` outlives it.
   Replica(ReplicaHost& host, PartitionId partition);
+  ~Replica() { clear_tail(); }
+  Replica(const Replica&) = delete;
+  Replica& operator=(const Replica&) = delete;
 
   // --- what it is ---
   const View& view() const { return view_; }
@@ -172,6 +185,8 @@ class Replica {
   Version need_of(std::uint64_t key) const;
   // Whether sync members have been missing for longer than `patience`, so that nothing more can be committed for now; and that in
   // words, naming the partition and the node that was one last.
+  // So many bytes of changes wait for other copies, in this instance's partitions, that no more are begun.
+  bool is_crowded() const { return host_.tails().uncommitted > host_.timing().all_uncommitted_bytes; }
   bool is_short() const { return short_since_ != base::Time{} && host_.now() - short_since_ > host_.timing().patience; }
   std::string short_words() const;
   void hold(Held held);
@@ -217,6 +232,11 @@ class Replica {
   void on_view_of(Member from, const View& view);  // `from` has told that it knows `view`
   void distrust();  // what the store says of its lives has changed
   void forget();  // the host has thrown it away (a stranger's only); its log is taken up anew
+  // Lets go of committed entries in memory until `most` bytes are left; `wanted`: even those that a follower still lacks, which is then
+  // sent the partition whole.
+  enum class Wanted { keep, drop };
+  void trim(std::size_t most, Wanted wanted);
+  std::size_t tail_bytes() const { return tail_bytes_; }
   // The host has failed: everything that waits is let go of.
   void abandon() { let_go(); }
   // Those who need this instance's beacons because of this partition.
@@ -266,6 +286,11 @@ class Replica {
   bool truncate(Version keep);
   void forget_log();
   bool note_joined(Epoch epoch);  // false: the store cannot
+  static std::size_t size_of(const Entry& entry) { return entry.payload.size() + sizeof(Entry) + kEntryOverhead; }
+  static constexpr std::size_t kEntryOverhead = 64;  // of its place in memory
+  void count_tail(const Entry& entry, bool comes);
+  void drop_first_of_tail();
+  void clear_tail();
   void trim_tail();
   void advance(Version commit);
   void try_commit();

@@ -74,6 +74,7 @@ void Replicator::distrust() {
 Figures Replicator::figures() const {
   Figures figures;
   for (PartitionId partition : partitions_) replicas_[static_cast<std::uint32_t>(partition)].replica->add_to(figures);
+  figures.uncommitted_bytes = tails_.uncommitted;
   return figures;
 }
 
@@ -90,9 +91,17 @@ Site Replicator::site_of(InstanceId instance) const {
   return {home_ ? home_(instance) : ~std::uint64_t{0} - static_cast<std::uint32_t>(instance), 0};
 }
 
+// Each life of an instance has one. Of those that were not heard for longest nothing need be known.
+Channel& Replicator::channel_of(Member peer) {
+  constexpr std::size_t kMostChannels = 10'000;
+  if (channels_.size() >= kMostChannels && !channels_.contains(peer))
+    channels_.erase(std::min_element(channels_.begin(), channels_.end(), [](const auto& a, const auto& b) { return a.second.heard() < b.second.heard(); }));
+  return channels_[peer];
+}
+
 void Replicator::on_message(const PeerMessage& message) {
   if (failed_ || message.to != self_.instance || message.from.instance == self_.instance) return;
-  Channel& channel = channels_[message.from];
+  Channel& channel = channel_of(message.from);
   if (channel.hear(now_, timing_.drop)) note_mistake();
   // A beacon that was never sent is not answered: a lease on it would last until then.
   const bool answers = message.answered != base::Time{} && message.answering == self_ && message.answered <= last_beacon_;
@@ -183,9 +192,20 @@ void Replicator::durable(std::uint64_t mark, base::Time now) {
   for (PartitionId partition : active_) get(partition).on_durable(mark);
 }
 
+// In turn, so that each partition keeps about as much. What a follower lacks goes only where that is not enough: it costs a snapshot.
+void Replicator::trim_tails() {
+  const std::size_t budget = timing_.all_tails_bytes + tails_.uncommitted;
+  const std::size_t share = timing_.all_tails_bytes / (2 * partitions_.size() + 1);
+  for (std::size_t left = 2 * partitions_.size(); left > 0 && tails_.all > budget - budget / 8; left--) {
+    const auto number = static_cast<std::uint32_t>(partitions_[trimmed_++ % partitions_.size()]);
+    replicas_[number].replica->trim(share, left > partitions_.size() ? Replica::Wanted::keep : Replica::Wanted::drop);
+  }
+}
+
 void Replicator::finish(base::Time now) {
   now_ = std::max(now_, now);
   if (failed_) return;
+  if (tails_.all > timing_.all_tails_bytes + tails_.uncommitted) trim_tails();
   std::vector<PartitionId> busy;
   for (PartitionId partition : active_) {
     Replica& replica = get(partition);

@@ -80,6 +80,7 @@ class Replicator final : public ReplicaHost {
   // Replica::take_over() of this instance's copy, or of an empty one where it has none. `view`: the newest known.
   Result<void> take_over(PartitionId partition, const View& view, Epoch epoch, Position end);
   Figures figures() const;
+  TailBytes& tails() override { return tails_; }
 
   // Whether this instance may speak for what its earlier lives acknowledged where nobody is left who knows it: not before those who
   // would know have said that its folder is no older copy (sightings.h).
@@ -140,10 +141,12 @@ class Replicator final : public ReplicaHost {
   void on_broken(PartitionId partition, std::string_view what) override;
 
   bool has(PartitionId partition) const { return static_cast<std::uint32_t>(partition) < replicas_.size(); }
+  Channel& channel_of(Member peer);
   void excuse_silence();
   void note_mistake();
   void keep_mistakes();
   int mistakes() const;
+  void trim_tails();
   void send_beacons();
   void answer_beacon(Member peer, Channel& channel);
 
@@ -159,6 +162,8 @@ class Replicator final : public ReplicaHost {
   };
   void activate(PartitionId partition, Slot& slot);
 
+  TailBytes tails_;  // before the replicas, which count in it until they end
+  std::size_t trimmed_ = 0;  // of partitions_, the next whose tail is trimmed
   std::vector<Slot> replicas_;           // by partition number
   std::vector<PartitionId> partitions_;  // that have one
   // Those with something to do before the next tick: a round costs nothing for the others.
