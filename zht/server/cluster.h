@@ -57,6 +57,9 @@ class Cluster {
   std::size_t remembered() const { return manager_->remembered(); }  // bytes, of other nodes
   std::uint64_t not_remembered() const { return manager_->not_remembered(); }
   void set_left();  // emptied: others need not think of it any more
+  // Has every other node say a word, and when that was last.
+  void knock_everywhere() { manager_->knock_everywhere(); }
+  base::Time spoke(std::uint64_t node) const { return manager_->spoke(replication::NodeId{node}); }
   // A number for a node that wants to join; nothing as long as none is decided, and then this is to be asked again.
   std::optional<std::uint64_t> enrol(std::uint64_t uid);
   // What empties this node, for a while, of what others have copies of.

@@ -15,6 +15,8 @@ inline constexpr std::uint32_t kInstancesOfNode = replication::kMostInstancesOfN
 inline constexpr std::uint32_t first_instance(std::uint64_t node) { return static_cast<std::uint32_t>(node - 1) * kInstancesOfNode; }
 inline constexpr std::uint64_t node_of(InstanceId instance) { return static_cast<std::uint32_t>(instance) / kInstancesOfNode + 1; }
 
+std::size_t nodes_of(const replication::Members& members);  // how many nodes they are on
+
 struct Founder {
   std::string address;        // host:port of its manager; empty: a node that began alone
   std::uint32_t instances = 1;

@@ -165,6 +165,7 @@ std::string metrics_text(const wire::Status& status) {
   text.family("zht_partitions_in_state", "gauge", "of all partitions of the cluster, those that are not as they should be, as this node knows it");
   for (const auto& [state, count] : {std::pair("unavailable", cluster.unavailable()), std::pair("leaderless", cluster.leaderless()),
                                      std::pair("at_risk", cluster.at_risk()), std::pair("short_of_copies", cluster.short_of_copies()),
+                                     std::pair("on_one_node", cluster.on_one_node()),
                                      std::pair("moving", cluster.moving()), std::pair("unknown", cluster.unknown())})
     text.line("zht_partitions_in_state", "state=" + quoted(state), static_cast<double>(count));
   const auto per_node = [&](const char* name, const char* help, auto value) {
@@ -173,7 +174,7 @@ std::string metrics_text(const wire::Status& status) {
       text.line(name, "node=\"" + std::to_string(node.node()) + "\"", static_cast<double>(value(node)));
   };
   using N = wire::ClusterNode;
-  per_node("zht_node_lives", "1: heard of within two seconds", [](const N& n) { return n.lives() ? 1 : 0; });
+  per_node("zht_node_lives", "1: heard of within two seconds, and spoke when asked", [](const N& n) { return n.lives() ? 1 : 0; });
   per_node("zht_node_full", "1: takes no new copies", [](const N& n) { return n.full() ? 1 : 0; });
   per_node("zht_node_leads", "partitions it leads", [](const N& n) { return n.leads(); });
   per_node("zht_node_copies", "synchronous copies it has", [](const N& n) { return n.copies(); });
@@ -200,6 +201,18 @@ std::string what_ails(const wire::Status& status) {
     if (!instance.failure().empty())
       out += "instance " + std::to_string(instance.id()) + " only reads: " + instance.failure() + "\n";
   return out;
+}
+
+std::string what_is_at_risk(const wire::ClusterStatus& cluster) {
+  std::string out;
+  const auto say = [&](std::uint32_t count, const char* what) {
+    if (count > 0) out += (out.empty() ? "data is not safe: " : "; ") + std::to_string(count) + " partitions " + what;
+  };
+  say(cluster.unavailable(), "have no living copy");
+  say(cluster.leaderless(), "wait for another to lead them");
+  say(cluster.at_risk(), "have fewer synchronous copies than wanted");
+  say(cluster.short_of_copies(), "have fewer copies than wanted");
+  return out.empty() ? out : out + "\n";
 }
 
 ProcessFigures process_figures() {

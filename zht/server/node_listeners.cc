@@ -147,7 +147,8 @@ Result<void> Node::Parts::listen_for_http() {
     if (path == "/healthz")
       return gather([answer, asks](const wire::Status& status) {
         const std::string ails = what_ails(status);
-        answer({ails.empty() ? 200 : 503, "text/plain", ails.empty() ? "ok\n" : asks ? "not well\n" : ails});
+        if (!ails.empty()) return answer({503, "text/plain", asks ? "not well\n" : ails});
+        answer({200, "text/plain", asks ? "ok\n" : "ok\n" + what_is_at_risk(status.cluster())});
       });
     answer({path == "/" ? 200 : 404, "text/plain", "/metrics\n/healthz\n"});
   }, tls);

@@ -110,9 +110,11 @@ struct Node::Parts final : net::FrameHandler {
   }
   void on_frame(net::ConnectionNumber from, const wire::Frame& frame, std::string& out);
   void gather(std::function<void(const wire::Status&)> deliver);
+  void gather_when_all_spoke(base::Time asked, std::function<void(const wire::Status&)> deliver);
+  void gather_now(base::Time asked, std::function<void(const wire::Status&)> deliver);
   void status(net::ConnectionNumber to, std::uint64_t request);
   void migrate(const wire::Frame& frame, std::string& out);
-  void tell_cluster(wire::ClusterStatus& to);
+  void tell_cluster(wire::ClusterStatus& to, base::Time asked = {});
   net::TlsPort tls_port(const std::string& kind) const;
   void recover(const wire::Frame& frame, std::string& out);
   base::Result<void> take_over(const wire::TakeOver& wanted);

@@ -106,7 +106,7 @@ void Node::Parts::recover(const wire::Frame& frame, std::string& out) {
   if (wanted.empty() && request.take_over().empty())  // those that want something
     for (std::uint32_t p = 0; p < identity.partition_count; p++) {
       const replication::View& view = cluster->view(PartitionId{p});
-      if (!lives(view.primary, clock.now()) || view.sync.size() < view.need) wanted.push_back(p);
+      if (!lives(view.primary, clock.now()) || nodes_of(view.sync) < view.need) wanted.push_back(p);
     }
   std::map<std::uint32_t, wire::PartitionReport*> reports;
   for (std::uint32_t p : wanted) {

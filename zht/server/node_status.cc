@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
+#include <set>
 
 #include "zht/operation_names.h"
 #include "zht/server/metrics.h"
@@ -73,8 +74,32 @@ std::uint64_t bytes_of_files(const std::string& data) {
 
 }  // namespace
 
-// Asks every instance, each on its own thread; `deliver` hears on the manager's when the last has reported.
+// A node that died a moment ago is thought to live until it has been silent for two seconds: so all are asked for a word first. Where all
+// are there that takes one exchange of messages.
 void Node::Parts::gather(std::function<void(const wire::Status&)> deliver) {
+  const base::Time asked = clock.now();
+  cluster->knock_everywhere();
+  pump_soon();
+  gather_when_all_spoke(asked, std::move(deliver));
+}
+
+void Node::Parts::gather_when_all_spoke(base::Time asked, std::function<void(const wire::Status&)> deliver) {
+  constexpr auto kLongest = std::chrono::seconds(1);
+  const base::Time now = clock.now();
+  bool all = true;
+  for (const auto& [info, lives] : cluster->nodes(now)) {
+    const auto number = static_cast<std::uint64_t>(info->node);
+    const bool has_left = info->leaving && info->instances.empty();
+    all = all && (number == identity.number || !lives || has_left || cluster->spoke(number) >= asked);
+  }
+  if (all || now - asked > kLongest) return gather_now(asked, std::move(deliver));
+  loop.after(std::chrono::milliseconds(2), [this, asked, deliver = std::move(deliver)]() mutable {
+    gather_when_all_spoke(asked, std::move(deliver));
+  });
+}
+
+// Asks every instance, each on its own thread; `deliver` hears on the manager's when the last has reported.
+void Node::Parts::gather_now(base::Time asked, std::function<void(const wire::Status&)> deliver) {
   struct Gathering {
     wire::Status message;
     std::size_t left = 0;
@@ -114,7 +139,7 @@ void Node::Parts::gather(std::function<void(const wire::Status&)> deliver) {
   message.set_remembered_bytes(cluster->remembered());
   message.set_remembered_limit(replication::ManagerOptions{}.remembered);
   message.set_not_remembered(cluster->not_remembered());
-  tell_cluster(*message.mutable_cluster());
+  tell_cluster(*message.mutable_cluster(), asked);
   for (const auto& service : services->running()) {
     auto* one = message.add_services();
     one->set_name(service.name);
@@ -167,7 +192,8 @@ void Node::Parts::gather(std::function<void(const wire::Status&)> deliver) {
 }
 
 // Where every partition is, as far as this node knows, and whether there is enough of it.
-void Node::Parts::tell_cluster(wire::ClusterStatus& to) {
+// `asked`: nodes that have not spoken since then are not counted.
+void Node::Parts::tell_cluster(wire::ClusterStatus& to, base::Time asked) {
   const base::Time now = clock.now();
   to.set_cluster(base::to_hex(Bytes(reinterpret_cast<const char*>(&identity.cluster), sizeof identity.cluster)));
   to.set_node(identity.number);
@@ -175,9 +201,10 @@ void Node::Parts::tell_cluster(wire::ClusterStatus& to) {
   for (std::uint64_t keeper : cluster->keepers()) to.add_keepers(keeper);
   std::map<std::uint64_t, wire::ClusterNode*> nodes;
   std::size_t there = 0, living_keepers = 0;
-  for (const auto& [info, lives] : cluster->nodes(now)) {
+  for (const auto& [info, heard] : cluster->nodes(now)) {
     const auto number = static_cast<std::uint64_t>(info->node);
     if (info->leaving && info->instances.empty()) continue;
+    const bool lives = heard && (number == identity.number || cluster->spoke(number) >= asked);
     wire::NodeAbout about;
     (void)about.ParseFromString(info->about);
     auto* one = to.add_nodes();
@@ -212,17 +239,27 @@ void Node::Parts::tell_cluster(wire::ClusterStatus& to) {
       continue;
     }
     count(view.primary, [](wire::ClusterNode& one) { one.set_leads(one.leads() + 1); });
-    std::size_t living = 0;
+    // What fails together is one copy: two on a node are no more than one.
+    std::set<std::uint64_t> living, synchronous, all;
     for (replication::Member one : view.sync) {
       count(one, [](wire::ClusterNode& node) { node.set_copies(node.copies() + 1); });
-      living += lives(one);
+      if (lives(one)) living.insert(node_of(one.instance));
+      synchronous.insert(node_of(one.instance));
     }
-    for (replication::Member one : view.learners) count(one, [](wire::ClusterNode& node) { node.set_learns(node.learns() + 1); });
-    if (living == 0) to.set_unavailable(to.unavailable() + 1);
-    else if (!lives(view.primary)) to.set_leaderless(to.leaderless() + 1);
-    if (living > 0 && living < sync) to.set_at_risk(to.at_risk() + 1);
-    if (view.sync.size() + view.learners.size() < copies) to.set_short_of_copies(to.short_of_copies() + 1);
+    all = synchronous;
+    for (replication::Member one : view.learners) {
+      count(one, [](wire::ClusterNode& node) { node.set_learns(node.learns() + 1); });
+      all.insert(node_of(one.instance));
+    }
+    const bool led = lives(view.primary), short_of = all.size() < copies, risky = !living.empty() && living.size() < sync;
+    if (living.empty()) to.set_unavailable(to.unavailable() + 1);
+    else if (!led) to.set_leaderless(to.leaderless() + 1);
+    if (risky) to.set_at_risk(to.at_risk() + 1);
+    if (risky && synchronous.size() == 1 && view.sync.size() > 1) to.set_on_one_node(to.on_one_node() + 1);
+    if (short_of) to.set_short_of_copies(to.short_of_copies() + 1);
     if (view.sync.size() + view.learners.size() > copies) to.set_moving(to.moving() + 1);
+    constexpr int kNamed = 16;
+    if ((living.empty() || !led || risky || short_of) && to.not_safe_size() < kNamed) to.add_not_safe(p);
   }
 }
 

@@ -58,6 +58,26 @@ std::string name_of(const wire::Status& status) {
          status.data_folder() + ")";
 }
 
+// What is left on the node that leaves, and why that may take: in words.
+std::string what_is_left(const wire::ClusterStatus& cluster) {
+  const wire::ClusterNode* self = nullptr;
+  std::size_t takers = 0;
+  for (const wire::ClusterNode& one : cluster.nodes()) {
+    if (one.node() == cluster.node()) self = &one;
+    else takers += one.lives() && !one.leaving() && !one.full();
+  }
+  if (self == nullptr) return "the others are told";
+  const std::uint32_t held = self->copies() + self->learns();
+  std::string text = std::to_string(self->leads()) + " partitions are led there, " + std::to_string(held) + " have a copy there";
+  if (held == 0) text = self->keeper() ? "it is empty, and waits for another keeper in its place" : "it is empty";
+  if (takers == 0) text += "; no other node lives and has room";
+  const bool decides = cluster.living_keepers() * 2 > static_cast<std::uint32_t>(cluster.keepers_size());
+  if (!decides) text += "; most keepers are silent, and nothing can be decided";
+  const auto waiting = cluster.unavailable() + cluster.leaderless() + cluster.at_risk();
+  if (waiting > 0) text += "; " + std::to_string(waiting) + " partitions have to become safe before they move";
+  return text;
+}
+
 Result<void> leave(const support::Program& program, bool yes) {
   TRY_LET(addresses, managers(program));
   if (addresses.size() > 1)
@@ -74,13 +94,24 @@ Result<void> leave(const support::Program& program, bool yes) {
   TRY(client::ask_to_leave(addresses.front(), patience(program, 5s)));
   if (!program.common().quiet) std::cerr << "zht: " << name_of(last) << " is being emptied; it goes on with that should this be interrupted\n";
   const auto limit = std::chrono::steady_clock::now() + patience(program, 600s);
+  std::string said;
+  auto said_at = std::chrono::steady_clock::now();
   for (int silent = 0; silent < 3;) {
     if (std::chrono::steady_clock::now() > limit)
-      return fail(Code::timeout, "the node is still being emptied; see: zht status");
+      return fail(Code::timeout, "the node is still being emptied: ", what_is_left(last.cluster()), "; see: zht status");
     std::this_thread::sleep_for(200ms);
     auto status = client::fetch_status(addresses.front(), 2s);
     silent = status ? 0 : silent + 1;
-    if (status) last = *std::move(status);
+    if (!status) continue;
+    last = *std::move(status);
+    const auto now = std::chrono::steady_clock::now();
+    std::string left = what_is_left(last.cluster());
+    // Said when it changes, but not all the time; and once more when it does not.
+    const bool changed = left != said;
+    if (program.common().quiet || now - said_at < (changed ? 2s : 15s)) continue;
+    std::cerr << "zht: " << (changed ? "" : "still: ") << left << "\n";
+    said = std::move(left);
+    said_at = now;
   }
   if (is_missed(last.cluster(), addresses.front().opener))
     return fail(Code::unavailable, "node ", last.cluster().node(), " ended before it was empty; start it and have it leave again");
@@ -160,6 +191,8 @@ json cluster_json(const wire::ClusterStatus& cluster) {
           {"leaderless", cluster.leaderless()},
           {"at_risk", cluster.at_risk()},
           {"short_of_copies", cluster.short_of_copies()},
+          {"on_one_node", cluster.on_one_node()},
+          {"not_safe", std::vector<std::uint32_t>(cluster.not_safe().begin(), cluster.not_safe().end())},
           {"moving", cluster.moving()},
           {"unknown", cluster.unknown()},
           {"nodes", std::move(nodes)}};
@@ -183,11 +216,20 @@ void print_cluster(const wire::ClusterStatus& cluster) {
   say(cluster.unavailable(), "have no living copy");
   say(cluster.leaderless(), "wait for another to lead them");
   say(cluster.at_risk(), "have fewer synchronous copies than wanted");
+  say(cluster.on_one_node(), "of these have all of them on one node");
   say(cluster.short_of_copies(), "have fewer copies than wanted");
   say(cluster.moving(), "are moving");
   say(cluster.unknown(), "are unknown to this node");
   if (cluster.unavailable() + cluster.leaderless() + cluster.unknown() > 0) std::cout << "; what would help: zht recover";
-  std::cout << "\n\n";
+  std::cout << "\n";
+  if (cluster.not_safe_size() > 0) {
+    const auto all = cluster.unavailable() + cluster.leaderless() + cluster.at_risk() + cluster.short_of_copies();
+    std::cout << "partitions ";
+    for (int i = 0; i < cluster.not_safe_size(); i++) std::cout << (i > 0 ? ", " : "") << cluster.not_safe(i);
+    constexpr int kNamed = 16;  // more a node does not name
+    std::cout << (cluster.not_safe_size() >= kNamed && all > kNamed ? ", and more\n" : "\n");
+  }
+  std::cout << "\n";
   for (const wire::ClusterNode& one : cluster.nodes())
     if (!one.older_copy().empty())
       std::cout << "node " << one.node() << ": its data folder is an older copy of itself, put back: " << one.older_copy() << "\n\n";

@@ -202,7 +202,7 @@ std::string Recovery::words_for(const Partition& one) const {
   const std::string keepers = picture_.may_decide() ? "" : ", when a majority of the keepers is there";
   switch (is.outlook) {
     case Prognosis::Outlook::served:
-      if (one.view.sync.size() >= one.view.need) return {};
+      if (server::nodes_of(one.view.sync) >= one.view.need) return {};
       return picture_.name(node_of(one.view.primary.instance)) + " leads; changes wait for a second synchronous copy: start another node";
     case Prognosis::Outlook::returns: return "will be led again by itself" + keepers;
     case Prognosis::Outlook::waits: {
