@@ -19,6 +19,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "novoht/store.h"
 
@@ -60,6 +61,25 @@ class Import {
   // and returns whether that was the end, which takes a sync of the folder. Where the table that has its number is changed
   // between two pieces, the next one begins again, and does all of it.
   virtual Result<bool> finish_some(std::size_t bytes) = 0;
+};
+
+// A table made elsewhere than in a store, as the stream that Import takes: entries in any order, each key once.
+//   SnapshotWriter writer(table, version, epoch, attachment);
+//   writer.add(entry); ... TRY(into->write(writer.take())); ... writer.end(); TRY(into->write(writer.take()));
+class SnapshotWriter {
+ public:
+  // `version`: the table's; no entry's is greater.
+  SnapshotWriter(TableId table, Version version, std::uint64_t epoch, Bytes attachment);
+  void add(const Restored& entry);  // one that is present
+  std::size_t waiting() const { return stream_.size() + block_.size(); }
+  std::string take();  // the stream's bytes since the last take()
+  void end();
+
+ private:
+  void end_block();
+  std::string stream_, block_;
+  std::uint64_t offset_ = 0, entries_ = 0;
+  const Version version_;
 };
 
 // A record of a table as it lies in the log.

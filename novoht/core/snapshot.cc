@@ -103,6 +103,61 @@ Result<void> TableExport::take_records(std::size_t bytes) {
   return {};
 }
 
+// --- made elsewhere ---
+
+}  // namespace novoht::core
+
+namespace novoht {
+
+SnapshotWriter::SnapshotWriter(TableId table, Version version, std::uint64_t epoch, Bytes attachment)
+    : stream_(core::snapshot_magic()), version_(version) {
+  offset_ = stream_.size();
+  const auto add_block = [&](core::BlockKind kind, Bytes payload) {
+    const std::size_t before = stream_.size();
+    core::append_block(stream_, kind, payload, offset_);
+    offset_ += stream_.size() - before;
+  };
+  add_block(core::BlockKind::header, core::encode_checkpoint_header({.store = 0, .table = table, .version = version, .epoch = epoch, .position = 0}));
+  add_block(core::BlockKind::attachment, attachment);
+}
+
+void SnapshotWriter::add(const Restored& entry) {
+  const bool expires = entry.expires != base::kNever, fragments = entry.fragment_ends.size() > 1;
+  base::Writer w(block_);
+  w.u8(static_cast<std::uint8_t>((expires ? 1 : 0) | (fragments ? 2 : 0)));
+  w.u16(static_cast<std::uint16_t>(entry.key.size()));
+  w.u64(entry.version);
+  if (expires) w.u64(base::to_millis(entry.expires));
+  w.u64(entry.value.size());
+  if (fragments) w.u32(static_cast<std::uint32_t>(entry.fragment_ends.size()));
+  w.raw(entry.key);
+  if (fragments)
+    for (std::size_t i = 0; i + 1 < entry.fragment_ends.size(); i++) w.u64(entry.fragment_ends[i]);
+  w.raw(entry.value);
+  entries_++;
+  if (block_.size() >= (std::size_t{256} << 10)) end_block();
+}
+
+void SnapshotWriter::end_block() {
+  if (block_.empty()) return;
+  const std::size_t before = stream_.size();
+  core::append_block(stream_, core::BlockKind::entries, block_, offset_);
+  offset_ += stream_.size() - before;
+  block_.clear();
+}
+
+std::string SnapshotWriter::take() { return std::exchange(stream_, {}); }
+
+void SnapshotWriter::end() {
+  end_block();
+  core::append_block(stream_, core::BlockKind::end, core::encode_checkpoint_end({.entries = entries_, .version = version_, .position = 0}),
+                     offset_);
+}
+
+}  // namespace novoht
+
+namespace novoht::core {
+
 // --- coming in ---
 
 base::Error TableImport::damaged(std::string_view what) const {
