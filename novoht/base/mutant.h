@@ -26,6 +26,7 @@ enum class Mutant : std::uint8_t {
   drop_fsync,          // a mount's fsync returns at once
   record_twice,        // a task's end is recorded twice
   settle_nothing,      // an acknowledged message stays in its queue
+  cut_apart,           // the nodes' parts of a backup are of different moments
 };
 
 inline constexpr Mutant kMutant = Mutant::ZHT_MUTANT;

@@ -64,8 +64,8 @@ def may_include(source, target):
     if mine == "zht":
         if other == "novoht":
             return base or target.count("/") == 1
-        # The program registers the services' procedures; nothing else of zht knows them.
-        return source.startswith("zht/tool/") and re.fullmatch(r"\w+/core/procedures\.h", target) is not None
+        # The program registers the services' procedures and what they add to backups; nothing else of zht knows them.
+        return source.startswith("zht/tool/") and re.fullmatch(r"\w+/(core/procedures|backup/service)\.h", target) is not None
     return base or (other == "zht" and (target.count("/") == 1 or target.startswith("zht/support/")))
 
 

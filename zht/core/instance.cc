@@ -300,6 +300,11 @@ void Instance::hold(replication::Replica& replica, ConnectionId to, std::uint64_
 void Instance::release(const replication::Released& released) {
   Waiting& waiting = waiting_[released.token - first_token_];
   waiting.waits = false;
+  if (waiting.to == kCutMark) {
+    if (cut_ != nullptr && cut_->id() == waiting.request) cut_->confirm(waiting.partition, released.shown);
+    for (; !waiting_.empty() && !waiting_.front().waits; first_token_++) waiting_.pop_front();
+    return;
+  }
   waiting_bytes_ -= waiting.frame.size();
   if (!released.shown) {
     statistics_.let_go++;
@@ -417,6 +422,7 @@ void Instance::take(ConnectionId from, const Frame& frame, std::string& out) {
   }
   if (frame.type != wire::FrameType::request)
     return answer_error(frame, fail(Code::invalid, "frame of type ", static_cast<int>(frame.type), " is not for an instance"), out);
+  if (pauses() && park(from, frame, out)) [[unlikely]] return;
   statistics_.operations++;
   statistics_.by_kind[frame.op < statistics_.by_kind.size() ? frame.op : 0]++;
   if (frame.extra.empty()) return take_as(from, frame, plain_, out);
@@ -858,6 +864,7 @@ Result<Version> Instance::apply(PartitionId partition, std::span<const Change> c
     statistics_.changes++;
     return version;
   }
+  if (cut_ != nullptr) cut_->before(partition, changes);
   TRY_LET(version, store_->apply(table_of(partition), changes, note_, epochs_[number_of(partition)]));
   statistics_.changes++;
   changed_in_round_ = true;
@@ -882,6 +889,7 @@ void Instance::do_insert(const Frame& frame, const OperationView& operation, std
   } else {
     if (auto room = check_memory({&change, 1}); !room) [[unlikely]]
       return refuse(frame, operation.kind, room.error(), out);
+    if (cut_ != nullptr) [[unlikely]] cut_->before(partition, {&change, 1});
     version = store_->apply(table_of(partition), {&change, 1}, prepared_, epochs_[frame.partition]);
     if (version) {
       statistics_.changes++;
@@ -1022,9 +1030,14 @@ std::string Instance::frame_for(const Watcher& watcher, const Outcome& outcome) 
   return frame;
 }
 
-void Instance::on_closed(ConnectionId connection) { watchers_.drop(connection); }
+void Instance::on_closed(ConnectionId connection) {
+  watchers_.drop(connection);
+  for (Parked& one : parked_)
+    if (one.from == connection) one.from = ConnectionId{0};  // nobody would hear of it
+}
 
 void Instance::on_tick() {
+  tend_cut();
   for (const Watcher& watcher : watchers_.take_overdue(now_)) {
     Outcome outcome;
     outcome.code = Code::timeout;
@@ -1080,7 +1093,7 @@ void Instance::reap_expired() {
 }
 
 void Instance::remove_expired(PartitionId partition, replication::Replica* replica) {
-  if (base::kMutant == base::Mutant::never_expire || !store_->has_expiries(table_of(partition))) return;
+  if (base::kMutant == base::Mutant::never_expire || pauses() || !store_->has_expiries(table_of(partition))) return;
   if (options_.clustered) store_->set_now(replica != nullptr ? replica->time() : wall_);
   const auto keys = store_->expired(table_of(partition), 256);
   if (options_.clustered) store_->set_now({});
@@ -1092,6 +1105,7 @@ void Instance::remove_expired(PartitionId partition, replication::Replica* repli
     hashes.push_back(base::hash64(key));
   }
   if (replica != nullptr) replica = replicator_->find(partition);  // it has something to do in this round
+  else if (cut_ != nullptr) cut_->before(partition, changes);
   const auto removed = replica != nullptr ? replica->append(encode_entry(changes, {}), hashes)
                                           : store_->apply(table_of(partition), changes, {}, epochs_[number_of(partition)]);
   if (!removed) return;

@@ -37,6 +37,7 @@
 #include <string>
 #include <vector>
 
+#include "zht/core/cut.h"
 #include "zht/core/replicated_store.h"
 #include "zht/core/replication/replicator.h"
 #include "zht/core/transaction.h"
@@ -148,6 +149,19 @@ class Instance {
   std::uint64_t synced() const { return synced_; }                // rounds
   Durability durability() const { return options_.durability; }
 
+  // --- a backup's cut (zht/backup/README.md); all inside a round. One at a time; one that nobody asks for goes after a minute ---
+  // From now on changes wait, unexecuted, until end_pause() or until `limit` is over. Makes the cut, with what this instance leads
+  // now. `since`: by partition, see Cut::add(). conflict: another is being made or read.
+  Result<std::vector<CutMark>> begin_cut(std::uint64_t cut, base::Duration limit, const std::map<PartitionId, Version>& since);
+  // Executes what has waited. The marks again: they are the same, or the cut is lost. not_found: there is no such cut (any more).
+  // unavailable: changes did not wait until now.
+  Result<std::vector<CutMark>> end_pause(std::uint64_t cut);
+  // How many marks are not certain yet. unavailable: the cut is lost, and why; not_found.
+  Result<std::size_t> unsure_of(std::uint64_t cut);
+  // See Cut::read().
+  Result<bool> read_cut(std::uint64_t cut, std::size_t bytes, std::string& out);
+  void forget_cut(std::uint64_t cut);
+
   // --- replication; all inside a round but the two that say otherwise ---
   void on_peer(const replication::PeerMessage& message);
   // From the manager. Views that are not newer are passed over.
@@ -201,7 +215,9 @@ class Instance {
   InstanceId id() const { return options_.id; }
   // Leads it, and nobody else has a part in it: what is asked is answered in the same round.
   bool is_alone(PartitionId partition) const { return alone_epoch(partition) != 0; }
-  std::uint64_t alone_epoch(PartitionId partition) const { return epochs_[static_cast<std::uint32_t>(partition)]; }  // 0: it is not
+  std::uint64_t alone_epoch(PartitionId partition) const {  // 0: it is not, or changes wait
+    return pauses() ? 0 : epochs_[static_cast<std::uint32_t>(partition)];
+  }
   Epoch epoch_of(PartitionId partition) const { return view_of(partition).epoch; }
   std::uint32_t partitions() const { return static_cast<std::uint32_t>(views_.size()); }  // of the cluster
 
@@ -276,6 +292,20 @@ class Instance {
   void note_failure(const Result<void>& outcome);
   void reap_expired();
 
+  static constexpr ConnectionId kCutMark{~std::uint64_t{0}};  // in the place of a connection: what waits is a mark of a cut
+  // A request that waits for the end of a pause.
+  struct Parked {
+    ConnectionId from{0};
+    std::string bytes;  // what the frame borrows from
+    wire::Frame frame;
+  };
+  bool pauses() const { return pause_until_ != base::Time{}; }
+  bool park(ConnectionId from, const wire::Frame& frame, std::string& out);
+  void go_on();  // after a pause
+  Result<Cut*> find_cut(std::uint64_t id);
+  std::vector<CutMark> led_now();
+  void tend_cut();
+
   const InstanceOptions options_;
   const Procedures& procedures_;
   std::vector<replication::View> views_;  // by partition, the newest known
@@ -311,6 +341,10 @@ class Instance {
   std::uint64_t round_ = 0, needed_ = 0, round_needed_ = 0, changed_until_ = 0, synced_ = 0, syncing_until_ = 0;
   std::vector<std::uint64_t> changed_at_;
   std::string failure_;
+  std::unique_ptr<Cut> cut_;
+  base::Time cut_used_{}, pause_until_{};  // epoch: there is none
+  std::deque<Parked> parked_;
+  std::size_t parked_bytes_ = 0;
   std::string note_;  // scratch
   wire::OperationView plain_;  // scratch, of requests without extra fields: most of it is never touched
   static constexpr std::size_t kTogether = 32;  // frames prepared, then executed

@@ -329,6 +329,7 @@ Result<void> ReplicatedStore::apply(PartitionId partition, const replication::En
     note = std::move(decoded);
   }
   TRY_LET(keys, before(partition, view.changes));
+  if (cut_ != nullptr) cut_->before(partition, view.changes);
   const Position previous = end(partition);
   const TableId table = table_of(partition);
   if (entry.at.sequence != previous.sequence + 1)
@@ -392,6 +393,7 @@ Result<std::unique_ptr<replication::SnapshotSource>> ReplicatedStore::export_sna
 
 Result<void> ReplicatedStore::empty(PartitionId partition, std::uint64_t incarnation) {
   imports_.erase(number_of(partition));
+  if (cut_ != nullptr) cut_->replaced(partition);
   TRY(put_origin(key_of(partition), encode_origin(incarnation, true)));
   since_[number_of(partition)] = incarnation;
   if (const auto undos = undo_.find(number_of(partition)); undos != undo_.end()) {

@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "novoht/snapshot.h"
+#include "zht/core/cut.h"
 #include "zht/core/entry.h"
 #include "zht/core/replication/replica_store.h"
 #include "zht/core/result_table.h"
@@ -80,6 +81,8 @@ class ReplicatedStore final : public replication::ReplicaStore, private novoht::
   bool unsettled(PartitionId partition, Bytes key) const;
   // The partition is nobody's here: what it held goes, and its log would begin anew.
   Result<void> forget(PartitionId partition, std::uint64_t incarnation);
+  // Told of each change before apply() makes it, and of each partition whose table goes; null: nobody. (A backup's cut.)
+  void tell_before(Cut* cut) { cut_ = cut; }
   // What entries were taken back, and snapshots taken in, since the store was opened.
   std::uint64_t rewinds() const { return rewinds_; }
   std::size_t undo_bytes() const { return undo_bytes_; }
@@ -153,6 +156,7 @@ class ReplicatedStore final : public replication::ReplicaStore, private novoht::
   std::size_t undo_bytes_ = 0;
   std::unordered_map<std::uint32_t, std::unique_ptr<novoht::Import>> imports_;
   std::uint64_t rewinds_ = 0;
+  Cut* cut_ = nullptr;
 };
 
 }  // namespace zht::core

@@ -292,6 +292,14 @@ void ResultTable::encode(PartitionId partition, std::string& out) const {
   base::store(out.data() + at, count);
 }
 
+std::string ResultTable::forgotten_before(std::uint64_t ms) {
+  std::string out;
+  base::Writer writer(out);
+  writer.u32(1);
+  encode_nobody(writer, 0, ms + kOffsetMs);
+  return out;
+}
+
 Result<void> ResultTable::decode(PartitionId partition, Bytes in) {
   drop(partition);
   if (in.empty()) return {};

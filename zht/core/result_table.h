@@ -111,6 +111,8 @@ class ResultTable {
   // The durable parts of one partition; for its checkpoint and its migration. decode() replaces what is there of it.
   void encode(PartitionId partition, std::string& out) const;
   Result<void> decode(PartitionId partition, Bytes in);
+  // What decode() takes where nothing is known of sessions that began before `ms` (since 1970): whatever they send again is refused.
+  static std::string forgotten_before(std::uint64_t ms);
   void drop(PartitionId partition);
   // What was recorded of changes after version `to` never happened. (Floors stay: they are facts about the clients.)
   void rewind(PartitionId partition, Version to);

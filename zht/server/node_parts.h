@@ -1,7 +1,7 @@
 // What a node is made of, for the files node*.cc alone: its cores, its instances, its listeners, and what it does with them. One
 // idea a file: node_requests (what the manager is asked), node_status (what it tells), node_joining (how it becomes one of a
 // cluster), node_founding (the first start of one of a list), node_pump (the cluster's core and the world), node_hand_over (partitions
-// go elsewhere), node_recover (the last resort), node_instances, node_listeners; node.cc puts them together.
+// go elsewhere), node_recover (the last resort), node_backup (a backup's cut), node_instances, node_listeners; node.cc puts them together.
 //
 // Threads: everything here belongs to the manager's loop once start() has returned, but `clients`, `elsewhere_once` and `table`.
 #pragma once
@@ -117,6 +117,19 @@ struct Node::Parts final : net::FrameHandler {
   void tell_cluster(wire::ClusterStatus& to, base::Time asked = {});
   net::TlsPort tls_port(const std::string& kind) const;
   void recover(const wire::Frame& frame, std::string& out);
+  void backup(net::ConnectionNumber from, const wire::Frame& frame, std::string& out);
+  void on_closed(net::ConnectionNumber connection) override;
+  void forget_cut(std::uint64_t cut);
+  std::map<net::ConnectionNumber, std::uint64_t> cuts;  // by the connection on which one was begun: it ends with that
+  base::Result<void> read_cut(const wire::BackupRequest& request, wire::BackupReply& reply);
+  // What has been read of a cut and not been sent yet, by instance's place.
+  struct CutBytes {
+    std::uint64_t cut = 0;
+    std::string bytes;
+    std::size_t sent = 0;
+    bool all_read = false;
+  };
+  std::map<std::size_t, CutBytes> cut_bytes;
   base::Result<void> take_over(const wire::TakeOver& wanted);
   bool lives(replication::Member one, base::Time now) const;  // in this life, as far as is heard
   base::Result<void> listen_for_redis(Node& node);

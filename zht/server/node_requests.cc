@@ -21,6 +21,7 @@ security::Role role_for(wire::ControlKind kind) {
     case wire::ControlKind::services_changed:
     case wire::ControlKind::leave:
     case wire::ControlKind::migrate:
+    case wire::ControlKind::backup:
     case wire::ControlKind::recover: return security::Role::admin;
     default: return security::Role::client;
   }
@@ -107,6 +108,7 @@ void Node::Parts::on_frame(net::ConnectionNumber from, const wire::Frame& frame,
     case wire::ControlKind::migrate: return migrate(frame, out);
     case wire::ControlKind::recover: return recover(frame, out);
     case wire::ControlKind::claim: return settings.in_memory ? reply(Code::unsupported, "this node keeps nothing", {}) : claim(frame, out);
+    case wire::ControlKind::backup: return backup(from, frame, out);
     case wire::ControlKind::complain: break;
     case wire::ControlKind::hello:
     case wire::ControlKind::prove: return reply(Code::unsupported, "this node has no cluster secret", {});

@@ -14,6 +14,7 @@ int main(int argc, char** argv) {
   zht::tool::add_serve(program, procedures);
   zht::tool::add_node_verbs(program);
   zht::tool::add_recover_verb(program);
+  zht::tool::add_backup_verbs(program);
   zht::tool::add_top_verb(program);
   zht::tool::add_secret_verb(program);
   zht::tool::add_local_cluster_verbs(program);

@@ -9,6 +9,7 @@ void add_key_verbs(support::Program& program);    // insert lookup remove append
 void add_pipe_verb(support::Program& program);    // pipe
 void add_node_verbs(support::Program& program);   // status members stop leave migrate
 void add_recover_verb(support::Program& program);  // recover
+void add_backup_verbs(support::Program& program);  // backup restore
 void add_top_verb(support::Program& program);     // top
 void add_secret_verb(support::Program& program);  // secret
 void add_local_cluster_verbs(support::Program& program);  // cluster up, cluster down, cluster status

@@ -44,6 +44,7 @@ enum class ControlKind : std::uint8_t {
   recover = 10,    // what is left of partitions that nobody serves; and to go on with it
   exited = 11,     // a node's process has ended, says its witness
   claim = 12,      // a founder of the cluster that speaks for the first time: is its number another data folder's?
+  backup = 13,     // one step of a backup: the cut is made, or read
   hello = 32,  // PROTOCOL.md, "Who may connect"
   prove = 33,
 };
