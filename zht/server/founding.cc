@@ -21,12 +21,6 @@ std::uint32_t rack_number(const std::string& name) {
   return name.empty() ? 0 : static_cast<std::uint32_t>(base::hash64(name) >> 32) | 1;
 }
 
-std::size_t nodes_of(const replication::Members& members) {
-  std::set<std::uint64_t> nodes;
-  for (Member one : members) nodes.insert(node_of(one.instance));
-  return nodes.size();
-}
-
 std::vector<View> first_views(const Founding& founding) {
   struct Place {
     std::size_t node;

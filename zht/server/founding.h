@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -15,7 +16,12 @@ inline constexpr std::uint32_t kInstancesOfNode = replication::kMostInstancesOfN
 inline constexpr std::uint32_t first_instance(std::uint64_t node) { return static_cast<std::uint32_t>(node - 1) * kInstancesOfNode; }
 inline constexpr std::uint64_t node_of(InstanceId instance) { return static_cast<std::uint32_t>(instance) / kInstancesOfNode + 1; }
 
-std::size_t nodes_of(const replication::Members& members);  // how many nodes they are on
+// How many nodes they are on.
+inline std::size_t nodes_of(const replication::Members& members) {
+  std::set<std::uint64_t> nodes;
+  for (replication::Member one : members) nodes.insert(node_of(one.instance));
+  return nodes.size();
+}
 
 struct Founder {
   std::string address;        // host:port of its manager; empty: a node that began alone

@@ -203,7 +203,8 @@ std::string what_ails(const wire::Status& status) {
   return out;
 }
 
-std::string what_is_at_risk(const wire::ClusterStatus& cluster) {
+std::string what_is_at_risk(const wire::Status& status) {
+  const wire::ClusterStatus& cluster = status.cluster();
   std::string out;
   const auto say = [&](std::uint32_t count, const char* what) {
     if (count > 0) out += (out.empty() ? "data is not safe: " : "; ") + std::to_string(count) + " partitions " + what;

@@ -14,7 +14,7 @@ std::string metrics_text(const wire::Status& status);
 // Empty: well; else what is wrong, a line each.
 std::string what_ails(const wire::Status& status);
 // What of the cluster's data is not safe, in a line; empty: nothing. No reason to send a node no requests.
-std::string what_is_at_risk(const wire::ClusterStatus& cluster);
+std::string what_is_at_risk(const wire::Status& status);
 
 // Of this process.
 struct ProcessFigures {

@@ -148,7 +148,7 @@ Result<void> Node::Parts::listen_for_http() {
       return gather([answer, asks](const wire::Status& status) {
         const std::string ails = what_ails(status);
         if (!ails.empty()) return answer({503, "text/plain", asks ? "not well\n" : ails});
-        answer({200, "text/plain", asks ? "ok\n" : "ok\n" + what_is_at_risk(status.cluster())});
+        answer({200, "text/plain", asks ? "ok\n" : "ok\n" + what_is_at_risk(status)});
       });
     answer({path == "/" ? 200 : 404, "text/plain", "/metrics\n/healthz\n"});
   }, tls);
