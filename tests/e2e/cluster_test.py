@@ -7,6 +7,7 @@ import fnmatch
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -385,6 +386,37 @@ class ClusterTest(ClusterCase):
             node.start()
             cluster.wait_until_safe()
         self.assertEqual(len({one["node"] for one in cluster.status()["nodes"]}), 4)
+
+    def test_a_name_server_that_is_silent_holds_up_those_alone_who_go_by_name(self):
+        """One of two nodes is known by name, which takes this client eight seconds to look up; keys of the other are answered at once."""
+        if shutil.which("cc") is None:
+            self.skipTest("no compiler for a slow getaddrinfo")
+        with open(self.box.path("slow.c"), "w", encoding="ascii") as file:
+            file.write("#define _GNU_SOURCE\n#include <dlfcn.h>\n#include <netdb.h>\n#include <string.h>\n#include <unistd.h>\n"
+                       "int getaddrinfo(const char* node, const char* service, const struct addrinfo* hints, struct addrinfo** found) {\n"
+                       "  int (*real)(const char*, const char*, const struct addrinfo*, struct addrinfo**) = dlsym(RTLD_NEXT, \"getaddrinfo\");\n"
+                       "  if (node && !strcmp(node, \"localhost\") && !(hints && (hints->ai_flags & AI_NUMERICHOST))) sleep(8);\n"
+                       "  return real(node, service, hints, found);\n}\n")
+        self.box.run("cc", "-shared", "-fPIC", "-o", self.box.path("slow.so"), self.box.path("slow.c"))
+        self.cluster = cluster = Cluster(self.box, 1)
+        cluster.nodes.append(Node(self.box, 2, "--instances", "1", "--join", cluster.nodes[0].address, "--advertise", "localhost").start())
+        cluster.wait_until_safe()
+        wait_for(lambda: min(one["leads"] for one in cluster.status()["nodes"]) > 20, "both to lead", SLOW)
+        self.box.environment["LD_PRELOAD"] = self.box.path("slow.so")
+        pipe = Pipe(self.box, "--pipeline", "100", "--cluster", cluster.nodes[0].address)
+        del self.box.environment["LD_PRELOAD"]
+        for n in range(40):
+            pipe.send(op="insert", key=f"k{n}", value="v", timeout_ms=60_000)
+        began = time.monotonic()
+
+        def there():
+            return int(self.box.out("zht", "scan", "--count"))
+        wait_for(lambda: there() >= 8, "keys of the node that goes by number", SLOW)
+        self.assertLess(time.monotonic() - began, 6)
+        self.assertLess(there(), 40, "keys of the other wait")
+        for _ in range(40):
+            self.assertEqual(pipe.receive()["status"], "ok")
+        pipe.close()
 
     def test_who_may_not_listen_takes_no_number(self):
         self.cluster = cluster = Cluster(self.box, 1)

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <asio.hpp>
 #include <atomic>
+#include <functional>
 #include <map>
+#include <optional>
 #include <set>
 #include <thread>
 #include <unordered_map>
@@ -113,6 +115,21 @@ class Engine::Loop {
     std::uint64_t order = 0;  // of submission
     Error last{Code::unavailable, ""};
   };
+
+  // Threads that look names up, and outlive this when the name's servers are silent.
+  using Found = Result<std::vector<SocketAddress>>;
+  struct Lookups {
+    std::mutex mutex;
+    asio::io_context* io = nullptr;      // guarded by mutex; null: nobody waits any more
+    std::set<std::string> under_way;     // guarded by mutex
+    std::map<std::string, Found> found;  // guarded by mutex; each is used once: names move
+  };
+  static std::optional<Found> take_found(Lookups& lookups, const Address& address) {
+    auto taken = lookups.found.extract(address.text());
+    if (taken.empty()) return std::nullopt;
+    return std::move(taken.mapped());
+  }
+  const std::shared_ptr<Lookups> lookups_ = std::make_shared<Lookups>();
 
   // The connection to one instance.
   struct Link {
@@ -342,27 +359,38 @@ class Engine::Loop {
       open(link, address, connection, found[turn_of % found.size()]);
     };
     if (const auto literal = resolve_literal(address); !literal.empty()) return go_on(literal);
-    // A name. Looking it up may take as long as its servers are silent, and other instances' answers do not wait for that.
+    // A name. Looking it up may take as long as its servers are silent, and other instances' answers do not wait for that. What comes
+    // when this try is over is for the next one.
+    std::optional<Found> known;
     {
       const std::lock_guard lock(lookups_->mutex);
-      if (!lookups_->under_way.insert(address.text()).second) return;  // of an earlier try; this one ends with its time
+      known = take_found(*lookups_, address);
+      if (!known && !lookups_->under_way.insert(address.text()).second) return;  // of an earlier try
     }
+    if (known) return went(link, address, *known, go_on);
     std::thread([this, &link, address, connection, go_on, lookups = lookups_] {
       auto resolved = resolve(address);
       const std::lock_guard lock(lookups->mutex);
       lookups->under_way.erase(address.text());
+      lookups->found.insert_or_assign(address.text(), std::move(resolved));
       if (lookups->io == nullptr) return;  // the engine has ended
-      asio::post(*lookups->io, [this, &link, connection, go_on, resolved = std::move(resolved), address] {
+      asio::post(*lookups->io, [this, &link, connection, go_on, address] {
         if (ended_ || connection != link.connection || link.state != Link::State::connecting) return;
-        if (resolved && !resolved->empty()) {
-          go_on(*resolved);
-        } else {
-          link.trouble = resolved ? address.text() + ": no such address" : resolved.error().message;
-          rest(link);
+        std::optional<Found> here;
+        {
+          const std::lock_guard taking(lookups_->mutex);
+          here = take_found(*lookups_, address);
         }
+        if (here) went(link, address, *here, go_on);
         turn();
       });
     }).detach();
+  }
+
+  void went(Link& link, const Address& address, const Found& found, const std::function<void(const std::vector<SocketAddress>&)>& go_on) {
+    if (found && !found->empty()) return go_on(*found);
+    link.trouble = found ? address.text() + ": no such address" : found.error().message;
+    rest(link);
   }
 
   void open(Link& link, const Address& address, std::uint64_t connection, const SocketAddress& target) {
@@ -855,13 +883,6 @@ class Engine::Loop {
   Session& session_;
   const Options options_;
   const support::Log log_{"zht.client"};
-  // Threads that look names up, and outlive this when the name's servers are silent.
-  struct Lookups {
-    std::mutex mutex;
-    asio::io_context* io = nullptr;    // guarded by mutex; null: nobody waits any more
-    std::set<std::string> under_way;  // guarded by mutex
-  };
-  const std::shared_ptr<Lookups> lookups_ = std::make_shared<Lookups>();
   asio::io_context io_{1};
   asio::executor_work_guard<asio::io_context::executor_type> work_;
   asio::steady_timer timer_;
