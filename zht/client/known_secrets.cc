@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
@@ -110,6 +111,11 @@ Result<std::vector<Address>> find_cluster(const std::string& text, const std::st
     TRY_LET(opener, credentials_at(address, data_folder));
     address.opener = std::move(opener);
   }
+  // They are one cluster: what opens the node of this machine opens those of others.
+  const auto known = std::find_if(addresses.begin(), addresses.end(), [](const Address& one) { return one.opener != nullptr; });
+  if (known != addresses.end())
+    for (Address& address : addresses)
+      if (!address.opener) address.opener = known->opener;
   return addresses;
 }
 

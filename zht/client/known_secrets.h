@@ -31,7 +31,7 @@ base::Result<std::string> make_homeless_secret();
 // What a client proves at `address`: $ZHT_SECRET_FILE and $ZHT_TLS_... where they are set; else the key of the secret that is known for
 // the address, else that of `data_folder`/secret, if there is one. Null: nothing. Errors as security::load_credentials.
 base::Result<security::Opener> credentials_at(const Address& address, const std::string& data_folder);
-// parse_cluster(), with credentials_at() each address.
+// parse_cluster(), with credentials_at() each address, or at another of them where nothing is known of it.
 base::Result<std::vector<Address>> find_cluster(const std::string& text, const std::string& data_folder);
 
 }  // namespace zht::client
