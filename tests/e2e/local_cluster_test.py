@@ -94,7 +94,7 @@ class LocalCluster(unittest.TestCase):
     def test_whoever_starts_a_dead_node_starts_it_as_it_was(self):
         """All nodes killed; clients of their folders, whose environment says nothing of how to be a node, bring them back."""
         with Sandbox() as box:
-            addresses = self.up(box, 3)
+            addresses = self.up(box, 3, "--durability", "always")
             away = {"ZHT_CLUSTER": addresses}
             box.run("zht", "insert", "k", "v", env=away)
             wait_for(lambda: "data is safe" in box.run("zht", "status", env=away, expect=None)[0], "copies of everything")
@@ -121,6 +121,10 @@ class LocalCluster(unittest.TestCase):
             wait_for(lambda: not alive(victim["pid"]), "its end")
             box.run("zht", "serve", "--background", "--data", victim["data"])
             self.assertEqual(self.nodes(box)[0]["state"], "serves")
+            box.run("zht", "stop", "--data", victim["data"])
+            self.up(box, 3)
+            for node in nodes:
+                self.assertEqual(box.json("zht", "status", "--json", "--data", node["data"])["durability"], "always")
             box.run("zht", "stop", "--data", victim["data"])
             os.unlink(os.path.join(victim["data"], "served.toml"))
             err = box.run("zht", "serve", "--data", victim["data"], expect=2)[1]

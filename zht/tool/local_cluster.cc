@@ -242,6 +242,7 @@ Result<void> up(const support::Program& program, const UpFlags& flags) {
     if (!is_free(port))
       return give_up(node, fail(Code::conflict, "port ", port, " is taken by another process; end that, or use another --dir"));
     std::vector<std::string> arguments{"--listen", node.address};
+    if (!fresh) arguments.push_back("--as-before");  // what it was first brought up with holds on: durability, copies
     if (fresh) {
       arguments.insert(arguments.end(), {"--instances", std::to_string(plan.instances)});
       if (!flags.replicas.empty()) arguments.insert(arguments.end(), {"--replicas", flags.replicas});
