@@ -134,6 +134,45 @@ class Http(unittest.TestCase):
         self.box.run("zht", "insert", "k", "v")
 
 
+class FullDisk(unittest.TestCase):
+    def test_a_disk_that_is_nearly_full_is_seen_everywhere(self):
+        with Sandbox() as box:
+            os.mkdir(box.data, 0o700)
+            mount = ["mount", "-t", "tmpfs", "-o", "size=64m,mode=700", "none", box.data]
+            if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+                self.skipTest("no file system of its own can be mounted here")
+            try:
+                with open(box.path("zht.toml"), "w", encoding="ascii") as file:
+                    file.write('segment_size = "1MiB"\npartitions = 16\n')
+                box.run("zht", "serve", "--background", "--instances", "1", "--http", "127.0.0.1:0", "--config", box.path("zht.toml"))
+                told = box.json("zht", "status", "--json")
+                self.assertEqual(told["no_room"], "")
+
+                def get(path):
+                    try:
+                        with urllib.request.urlopen(f"http://{told['http']}{path}", timeout=harness.DEADLINE) as answer:
+                            return answer.status, answer.read().decode()
+                    except urllib.error.HTTPError as error:
+                        return error.code, error.read().decode()
+                self.assertEqual(get("/healthz"), (200, "ok\n"))
+                self.assertIn("\nzht_disk_full 0\n", get("/metrics")[1])
+                free = os.statvfs(box.data)
+                filler = os.path.join(box.data, "filler")
+                with open(filler, "wb") as file:
+                    file.write(bytes(free.f_bavail * free.f_frsize - (3 << 20)))
+                harness.wait_for(lambda: box.json("zht", "status", "--json")["no_room"], "status to say so")
+                self.assertRegex(box.out("zht", "status"), "TAKES NO NEW COPIES: the disk is nearly full")
+                status, text = get("/healthz")
+                self.assertEqual(status, 503)
+                self.assertIn(f"the disk is nearly full: {box.data}", text)
+                self.assertIn("\nzht_disk_full 1\n", get("/metrics")[1])
+                os.unlink(filler)
+                harness.wait_for(lambda: get("/healthz") == (200, "ok\n"), "room again")
+                box.run("zht", "stop")
+            finally:
+                subprocess.run(["umount", "-l", box.data], check=True)
+
+
 class Off(unittest.TestCase):
     def test_it_is_off_by_default_and_does_not_leave_loopback(self):
         with Sandbox() as box:

@@ -131,7 +131,7 @@ void print_status(const wire::Status& status) {
             << (status.memory_limit() != 0 ? ", its data's limit " + support::human_size(status.memory_limit()) : "") << ", disk "
             << support::human_size(status.folder_bytes()) << "\n";
   if (!status.no_room().empty())
-    std::cout << "NO ROOM: " << status.no_room() << "; the node takes no new copies, and changes fail when it is full\n";
+    std::cout << "TAKES NO NEW COPIES: " << status.no_room() << "; what it leads is led by others where there are any\n";
   print_bounds(status);
   print_cluster(status.cluster());
   if (status.cluster().nodes_size() > 1) {
