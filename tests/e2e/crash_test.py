@@ -9,7 +9,9 @@ shares others, so both can be said exactly:
               once, in order; one that certainly failed is not there
   counters    all clients add one by cswap: the value is the number of swaps that succeeded, give or take the `unknown`
 """
+import os
 import random
+import subprocess
 import threading
 import time
 import unittest
@@ -160,6 +162,60 @@ class Crash(unittest.TestCase):
         pipe.close()
         print(f"{ROUNDS} rounds, {sum(load.done for load in loads)} operations, {acknowledged} appends acknowledged, "
               f"{unknown} unknown", flush=True)
+
+
+class FailedSync(unittest.TestCase):
+    """A disk that did not take what it was given to sync, and takes everything again in the node's next life."""
+
+    def test_what_a_sync_did_not_take_is_not_believed_in_the_next_life(self):
+        if os.geteuid() != 0:
+            self.skipTest("needs root, to mount a disk")
+        with Sandbox() as box:
+            below, image, filler = box.path("below"), box.path("below", "image"), box.path("below", "filler")
+            os.mkdir(below)
+            os.mkdir(box.data, 0o700)
+            config = box.path("zht.toml")
+            with open(config, "w", encoding="ascii") as file:
+                file.write('segment_size = "1MiB"\npartitions = 4\ninstances = 1\ndurability = "always"\n')
+
+            def mounted(*command):
+                if subprocess.run(command, capture_output=True, check=False).returncode != 0:
+                    self.skipTest(f"{command[0]} does not do that here")
+
+            def there():
+                return [n for n in range(20) if box.run("zht", "lookup", f"after{n}", "--timeout", "20s", expect=None)[0]]
+            try:
+                mounted("mount", "-t", "tmpfs", "-o", "size=80m", "none", below)
+                with open(image, "wb") as file:
+                    file.truncate(256 << 20)  # with holes, which a full `below` has no room to fill
+                mounted("mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", image)
+                mounted("mount", "-o", "loop", image, box.data)
+                box.run("zht", "serve", "--background", "--config", config)
+                box.run("zht", "insert", "before", "v")
+                with open(filler, "wb", buffering=0) as file, self.assertRaises(OSError):
+                    while True:
+                        file.write(bytes(65536))
+                pipe = Pipe(box)
+                for n in range(20):
+                    pipe.ask(op="insert", key=f"after{n}", value="w" * 20_000, timeout_ms=300)
+                pipe.close()
+                self.assertIn("read-only", box.out("zht", "status"))
+                box.kill_node()
+                os.unlink(filler)
+                box.run("zht", "serve", "--background", "--config", config)
+                seen = there()
+                box.run("zht", "insert", "later", "acknowledged on top of it")
+                box.kill_node()
+                mounted("umount", box.data)  # what only the page cache had is gone now, as after a loss of power
+                mounted("mount", "-o", "loop", image, box.data)
+                box.run("zht", "serve", "--background", "--config", config)
+                self.assertEqual(there(), seen, "the life before showed what no disk had")
+                self.assertEqual(box.out("zht", "lookup", "later"), "acknowledged on top of it")
+                self.assertEqual(box.out("zht", "lookup", "before"), "v")
+                box.run("zht", "stop")
+            finally:
+                for folder in (box.data, below):
+                    subprocess.run(["umount", "-l", folder], capture_output=True, check=False)
 
 
 if __name__ == "__main__":
