@@ -211,10 +211,8 @@ class StoreImpl final : public Store, private core::SnapshotHost, private core::
     const_cast<Entry&>(entry).used = true;  // entries are ours; what they hold does not change
   }
   bool over_limit() const { return cold_ != nullptr && used_memory() > std::max(options_.memory_limit, quiet_until_); }
-  // Where there is plenty of memory nothing is done for the limit: which values are used, and what is left of blocks, is of no interest.
-  void look_whether_near() {
-    if (cold_ == nullptr) return;
-    near_limit_ = used_memory() > options_.memory_limit / 4 * 3 || cold_->live_bytes() > 0;
+  void look_whether_near() {  // where there is plenty of memory nothing is done for the limit
+    near_limit_ = cold_ != nullptr && (used_memory() > options_.memory_limit / 4 * 3 || cold_->live_bytes() > 0);
     if (near_limit_) arena_.be_frugal();
   }
   Result<std::uint64_t> cool_step(std::optional<std::uint32_t> empty);
@@ -223,6 +221,7 @@ class StoreImpl final : public Store, private core::SnapshotHost, private core::
   Result<bool> empty_cold_file();
   // A disk without room for them is no reason not to open: memory holds more than it should.
   void keep_limit_while_opening() {
+    look_whether_near();
     replayed_since_ = 0;
     if (auto kept = keep_limit(std::uint64_t{1} << 40); !kept) last_failure_ = kept.error().message;
   }
@@ -1352,7 +1351,6 @@ Result<void> StoreImpl::load_checkpoint(const std::string& name, TableId table, 
                         if (i + kFar < entries.size()) state.table.prefetch_bucket(entries[i + kFar].hash);
                         state.table.load(entries[i].hash, entries[i].entry);
                       }
-                      look_whether_near();
                       if (over_limit()) keep_limit_while_opening();
                     }));
   state.version = read.header.version;
@@ -1389,10 +1387,7 @@ Result<void> StoreImpl::replay(const core::Record& record, const Change* change,
   }
   TRY(replay_changes(state, record, change, hash, place));
   if (over_limit()) [[unlikely]]
-    if (replayed_since_ += record.size; replayed_since_ > options_.maintain_slice) {
-      look_whether_near();
-      keep_limit_while_opening();
-    }
+    if (replayed_since_ += record.size; replayed_since_ > options_.maintain_slice) keep_limit_while_opening();
   state.version = record.version;
   state.epoch = record.epoch;
   if (!state.unsaved_from) state.begin_unsaved(place.position);
@@ -1450,11 +1445,8 @@ Result<void> StoreImpl::recover() {
     leftovers.push_back(name);
     last_cold = std::max(last_cold, number);
   }
-  if (options_.memory_limit != 0 && !options_.read_only) {
-    cold_ = std::make_unique<core::ColdValues>(files_, folder_, id_, options_.segment_size, last_cold + 1,
-                                               options_.map_cold_values);
-    look_whether_near();
-  }
+  if (options_.memory_limit != 0 && !options_.read_only)
+    cold_ = std::make_unique<core::ColdValues>(files_, folder_, id_, options_.segment_size, last_cold + 1, options_.map_cold_values);
   for (const std::string& name : names) {
     if (const auto table = core::checkpoint_table(name)) TRY(load_checkpoint(name, *table, durable));
     if (name.ends_with(".new") || core::is_kept_name(name)) leftovers.push_back(name);

@@ -110,7 +110,8 @@ class World {
 
   // Bytes after the header, whose lengths stay right.
   void change(std::string& bytes, unsigned count) {
-    static constexpr std::uint64_t kEdges[] = {0, 1, 2, 3, 0x7f, 0xff, 0xffff, 0x7fffffff, 0xffffffff, std::uint64_t{1} << 62, UINT64_MAX >> 1, UINT64_MAX};
+    static constexpr std::uint64_t kEdges[] = {0, 1, 2, 3, 0x7f, 0xff, 0xffff, 0x7fffffff, 0xffffffff,
+                                              std::uint64_t{1} << 62, UINT64_MAX >> 1, UINT64_MAX};
     for (; count > 0 && bytes.size() > wire::kHeaderSize; count--) {
       const std::size_t at = wire::kHeaderSize + in_.u16() % (bytes.size() - wire::kHeaderSize);
       const std::uint8_t how = in_.u8();
@@ -190,7 +191,8 @@ class World {
     if (++asks_ % 3 != 0) return;
     const std::string key = "k" + std::to_string(asks_ % 11);
     const PartitionId partition = partition_of(key, kPartitions);
-    const Operation operation = asks_ % 5 == 0 ? Operation::append(key, std::string(asks_ % 700, 'a')) : Operation::insert(key, std::string(asks_ % 900, 'v'));
+    const std::string value(asks_ % 900, 'v');
+    const Operation operation = asks_ % 5 == 0 ? Operation::append(key, value) : Operation::insert(key, value);
     wire::Identity identity;
     identity.request = asks_;
     identity.client = (std::uint64_t{base::to_millis(clock_.wall()) / 4000} << 34) | 5;

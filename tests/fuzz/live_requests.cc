@@ -52,7 +52,8 @@ std::vector<Request> fusionfs_requests() {
   add_fusionfs(all, {"rename"}, RenameRequest{.from = "a", .to = "b", .now = 3, .held = {file}, .session = 3});
   add_fusionfs(all, {"move_begin", "move_install", "move_end", "move_undo", "move_cancel"},
                TransferRequest{.transfer = 5, .name = "a", .now = 4, .to = HomeId{1}, .to_name = "c", .entry = Entry{}, .session = 3});
-  add_fusionfs(all, {"link", "promise_link", "add_entry", "settle_link"}, LinkRequest{.inode = file, .name = "l", .type = S_IFREG, .now = 5, .id = 6});
+  add_fusionfs(all, {"link", "promise_link", "add_entry", "settle_link"},
+               LinkRequest{.inode = file, .name = "l", .type = S_IFREG, .now = 5, .id = 6});
   add_fusionfs(all, {"pay_debt", "reap"}, DropRequest{.inode = file, .id = 6, .now = 6, .held = {}});
   add_fusionfs(all, {"setattr"}, SetRequest{.inode = file, .fields_set = 0x1ff, .mode = 0600, .size = 10, .atime = 7, .mtime = 7, .now = 7});
   add_fusionfs(all, {"commit"}, CommitRequest{.inode = file, .size = 5, .blocks = 1, .mtime = 8, .offset = 0, .bytes = "hello"});
@@ -138,7 +139,6 @@ class Server {
     fabriq::add_procedures(procedures_);
     core::InstanceOptions options;
     options.segment_size = 64 << 10;
-    options.limits.memory = 4 << 20;
     auto opened = core::Instance::open(disk_, "store", options, procedures_,
                                        core::lone_table({1, 1}, {{InstanceId{0}, {1, 1}, "", "", false}}, kPartitions));
     CHECK(opened, opened ? "" : opened.error().message);

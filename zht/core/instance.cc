@@ -356,8 +356,9 @@ void Instance::on_replicated(ConnectionId from, const Frame& frame, const Operat
   if (auto checked = check_operation(operation, partition); !checked) return answer_error(frame, checked.error(), out);
   if (waiting_.size() >= kMostWaiting || waiting_bytes_ >= options_.limits.waiting) {
     statistics_.refused_for_room++;
-    return answer_error(frame, fail(Code::unavailable, waiting_.size(), " answers of ", waiting_bytes_, " bytes wait for other copies; the limits are ",
-                                    kMostWaiting, " and ", options_.limits.waiting), out);
+    const Error error = fail(Code::unavailable, waiting_.size(), " answers of ", waiting_bytes_, " bytes wait for other copies; the limits are ",
+                             kMostWaiting, " and ", options_.limits.waiting);
+    return answer_error(frame, error, out);
   }
   remove_expired(partition, replica);
   transaction_->set_now(replica->time());
@@ -988,7 +989,7 @@ void Instance::notify(PartitionId partition, std::span<const Change> changes, re
     for (const Watcher& watcher : watchers_.take(key, [&](const Watcher& one) { return satisfied(one.condition, seen); })) {
       std::string frame = news_for(watcher, seen);
       if (replica == nullptr || options_.defects.has(replication::Defect::wake_uncommitted))
-        sends_.push_back({watcher.connection, std::move(frame)});
+        sends_bytes_ += frame.size(), sends_.push_back({watcher.connection, std::move(frame)});
       else
         hold(*replica, watcher.connection, watcher.request, static_cast<std::uint8_t>(OpKind::callback), partition,
              {0, version, false, {}}, std::move(frame));
@@ -1008,7 +1009,6 @@ std::string Instance::news_for(const Watcher& watcher, const Seen& seen) {
     statistics_.refused_for_room++;
     encode_retry(static_cast<std::uint8_t>(OpKind::callback), watcher.request, watcher.partition, frame);
   }
-  sends_bytes_ += frame.size();
   return frame;
 }
 

@@ -133,8 +133,9 @@ Result<void> PartitionTransaction::put(Change change) {
     const std::uint64_t size = seen.size + change.value.size() + 4 * (std::uint64_t{seen.fragment_count} + 1);
     // What is there already, of an older build, may still be read in ranges.
     if (seen.present && size > kMaxReplyBytes)
-      return fail(Code::no_space, "key \"", base::escape(change.key), "\" has ", seen.size, " bytes in ", seen.fragment_count, " fragments and cannot grow by ",
-                  change.value.size(), ": a value and 4 bytes for each fragment are ", kMaxReplyBytes, " bytes at most");
+      return fail(Code::no_space, "key \"", base::escape(change.key), "\" has ", seen.size, " bytes in ", seen.fragment_count,
+                  " fragments and cannot grow by ", change.value.size(),
+                  ": a value and 4 bytes for each fragment are ", kMaxReplyBytes, " bytes at most");
     // Appending to what is not there is an insert: a replay must not put it on top of a value that had expired by now.
     if (!seen.present) change.kind = Change::Kind::insert;
   }

@@ -106,8 +106,8 @@ void print_bounds(const wire::Status& status) {
   for (const wire::InstanceStatus& one : status.instances()) {
     const auto nearly = [&](const char* what, std::uint64_t bytes, std::uint64_t limit) {
       if (limit == 0 || bytes < limit / 10 * 9) return;
-      std::cout << "instance " << one.id() << ": " << what << " take " << support::human_size(bytes) << ", the limit is " << support::human_size(limit)
-                << "\n";
+      std::cout << "instance " << one.id() << ": " << what << " take " << support::human_size(bytes) << ", the limit is "
+                << support::human_size(limit) << "\n";
     };
     nearly("values, keys and index", one.memory_used(), one.memory_limit());
     nearly("changes that wait for other copies", one.uncommitted_bytes(), one.uncommitted_limit());

@@ -22,7 +22,8 @@ namespace zht::tool {
 namespace {
 
 struct Flags {
-  std::string config_file, listen, resp, http, instances, partitions, durability, sync_interval, max_value_size, memory_limit, secret_file, resp_tls, http_tls;
+  std::string config_file, listen, resp, http, instances, partitions, durability, sync_interval, max_value_size, secret_file, resp_tls, http_tls;
+  std::string memory_limit;
   std::string join, nodes, advertise, rack, replicas, sync_replicas, failover;
   bool insecure = false, background = false, as_before = false, print_config = false, example_config = false;
 };

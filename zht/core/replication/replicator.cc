@@ -94,8 +94,9 @@ Site Replicator::site_of(InstanceId instance) const {
 // Each life of an instance has one. Of those that were not heard for longest nothing need be known.
 Channel& Replicator::channel_of(Member peer) {
   constexpr std::size_t kMostChannels = 10'000;
+  const auto earlier = [](const auto& a, const auto& b) { return a.second.heard() < b.second.heard(); };
   if (channels_.size() >= kMostChannels && !channels_.contains(peer))
-    channels_.erase(std::min_element(channels_.begin(), channels_.end(), [](const auto& a, const auto& b) { return a.second.heard() < b.second.heard(); }));
+    channels_.erase(std::min_element(channels_.begin(), channels_.end(), earlier));
   return channels_[peer];
 }
 
