@@ -152,6 +152,7 @@ std::string ChunkStore::path_of(InodeId inode, std::uint64_t index) const {
 }
 
 Result<void> ChunkStore::remove(InodeId inode, std::uint64_t size) const {
+  if (size > kMaxFileSize) return fail(Code::invalid, "a file of ", size, " bytes: more than one can have");
   const std::uint64_t recorded = (size + kChunkSize - 1) / kChunkSize;
   for (std::uint64_t index = 0;; ++index) {
     const std::string path = path_of(inode, index);
