@@ -66,6 +66,8 @@ std::string transfer_key(HomeId home, std::uint64_t id) { return key_with_number
 std::string pending_key(InodeId inode, std::uint64_t id) { return key_with_numbers(inode, 'p', id); }
 std::string fence_key(HomeId home) { return key_with(home, 'c'); }
 std::string lease_key(HomeId home) { return key_with(home, 'w'); }
+std::string openers_key(HomeId home) { return key_with(home, 'o'); }
+std::string keepers_key(InodeId inode) { return key_with_number(home_of(inode), 'h', counter_of(inode)); }
 std::string split_key(HomeId home) { return key_with(home, 's'); }
 std::string provenance_key(InodeId inode) { return key_with_number(home_of(inode), 'v', counter_of(inode)); }
 std::string locks_key(InodeId inode) { return key_with_number(home_of(inode), 'f', counter_of(inode)); }

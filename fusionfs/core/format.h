@@ -61,6 +61,8 @@ std::string transfer_key(HomeId home, std::uint64_t id);   // tag m/<hex>       
 std::string pending_key(InodeId inode, std::uint64_t id);  // tag p/<counter>/<hex>  a link promised to another home
 std::string fence_key(HomeId home);                        // tag c   u64: how often changes that were to arrive were called off
 std::string lease_key(HomeId home);                        // tag w   Lease: who alone changes names here (ttl)
+std::string openers_key(HomeId home);                      // tag o   Openers: mounts that have files of it open (ttl)
+std::string keepers_key(InodeId inode);                    // tag h/<counter hex>  those that may have this one, without a name, open
 std::string split_key(HomeId home);                        // tag s   Split: which of a directory's names are here
 std::string provenance_key(InodeId inode);                 // tag v/<counter hex>  who opened it: lines of text (ttl)
 std::string locks_key(InodeId inode);                      // tag f/<counter hex>  LockRecord (ttl)

@@ -83,7 +83,7 @@ Task<int> Metadata::settle_page(std::vector<std::string> keys, std::vector<std::
     std::uint64_t home = 0;
     if (brace == std::string::npos || !parse_hex(Bytes(key).substr(3, brace - 3), home)) continue;
     const Bytes rest = Bytes(key).substr(brace + 1);
-    const bool record = rest.starts_with("u/") || rest.starts_with("p/") || rest.starts_with("k/") || rest.starts_with("m/");
+    const bool record = rest.starts_with("u/") || rest.starts_with("p/") || rest.starts_with("k/") || rest.starts_with("h/") || rest.starts_with("m/");
     if (rest == "s" || rest == "i/1" || rest.starts_with("e/") || record)
       wanted.push_back({HomeId{home}, std::string(rest), std::move(key)});
   }
@@ -103,6 +103,12 @@ Task<int> Metadata::settle_page(std::vector<std::string> keys, std::vector<std::
         const auto split = decode_split(record.value);
         unsettled = split && (split->under_way() || !split->dying.empty());
         if (unsettled || !split) error = co_await settle_shard(seen.home);
+      } else if (seen.rest.starts_with("h/")) {  // who removed the last name may not have come to tell them
+        std::uint64_t counter = 0;
+        std::vector<std::uint64_t> keepers;
+        for (base::Reader from_bytes(record.value); from_bytes.left() >= 8;) keepers.push_back(from_bytes.u64());
+        if (parse_hex(Bytes(seen.rest).substr(2), counter) && counter <= kMaxCounter)
+          error = co_await tell_keepers(make_inode(seen.home, static_cast<std::uint32_t>(counter)), std::move(keepers));
       } else if (seen.rest.starts_with("e/")) {
         const auto entry = decode_entry(record.value);
         if (entry && entry->moving) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "fusionfs/core/openers.h"
 #include "novoht/base/random.h"
 
 namespace fusionfs {
@@ -90,12 +91,25 @@ Task<Reply> Metadata::make_root(std::uint32_t mode, std::uint32_t uid, std::uint
   co_return reply;
 }
 
-Task<Reply> Metadata::lookup(InodeId directory, std::string name) {
-  HomeId home = home_for(directory, name);
+Task<Reply> Metadata::find_in(HomeId& home, std::string name, For what) {
   NameRequest request;
   request.name = name;
   for (int round = 0; round < kMaxRounds; ++round) {
-    Reply reply = co_await ask(home, "fusionfs.lookup", pack(request));
+    const Tell tell = what == For::looking || options_.opener == 0 ? Tell::no
+                      : what == For::opening                       ? tell_opener(home)
+                                                                   : Tell::opens_now;
+    Reply reply;
+    if (tell == Tell::no) {
+      reply = co_await ask(home, "fusionfs.lookup", pack(request));
+    } else {
+      OpenRequest open;
+      open.name = name;
+      open.session = options_.opener;
+      open.opens_now = tell == Tell::opens_now;
+      const base::Time at = clock_.now();
+      reply = co_await ask(home, "fusionfs.open", pack(open));
+      if (reply.error == 0) told_opener(home, at);
+    }
     if (elsewhere(reply)) {
       co_await follow(std::move(reply), home, name);
       continue;
@@ -113,6 +127,76 @@ Task<Reply> Metadata::lookup(InodeId directory, std::string name) {
         continue;
       }
     }
+    co_return reply;
+  }
+  co_return refuse(EIO);
+}
+
+Task<Reply> Metadata::find(InodeId directory, std::string name, For what) {
+  HomeId home = home_for(directory, name);
+  Reply reply = co_await find_in(home, std::move(name), what);
+  co_return reply;
+}
+
+Metadata::Tell Metadata::tell_opener(HomeId home) {
+  if (options_.opener == 0) return Tell::no;
+  const std::lock_guard lock(openers_mutex_);
+  if (const auto removals = removals_.find(raw(home)); removals != removals_.end() && removals->second > 0) return Tell::opens_now;
+  const auto until = opener_until_.find(raw(home));
+  const bool long_enough = until != opener_until_.end() && until->second - clock_.now() > std::chrono::nanoseconds(kOpenerLife / 2);
+  return long_enough ? Tell::no : Tell::opener;
+}
+
+void Metadata::told_opener(HomeId home, base::Time at) {
+  const std::lock_guard lock(openers_mutex_);
+  constexpr std::size_t kMany = 10'000;
+  if (opener_until_.size() > kMany) std::erase_if(opener_until_, [&](const auto& each) { return each.second < at; });
+  opener_until_[raw(home)] = at + std::chrono::nanoseconds(kOpenerLife);
+}
+
+Metadata::Removal::Removal(Metadata& metadata, HomeId home) : metadata_(metadata), home_(home) {
+  const std::lock_guard lock(metadata_.openers_mutex_);
+  metadata_.removals_[raw(home_)] += 1;
+}
+
+Metadata::Removal::~Removal() {
+  const std::lock_guard lock(metadata_.openers_mutex_);
+  const auto found = metadata_.removals_.find(raw(home_));
+  if (--found->second == 0) metadata_.removals_.erase(found);
+}
+
+Task<Reply> Metadata::open(InodeId inode) {
+  const HomeId home = home_of(inode);
+  const Tell tell = counter_of(inode) == kDirectoryCounter ? Tell::no : tell_opener(home);
+  if (tell == Tell::no) {
+    Reply reply = co_await getattr(inode);
+    co_return reply;
+  }
+  OpenRequest request;
+  request.inode = inode;
+  request.session = options_.opener;
+  request.opens_now = tell == Tell::opens_now;
+  const base::Time at = clock_.now();
+  Reply reply = co_await ask(home, "fusionfs.open", pack(request));
+  if (reply.error == 0) told_opener(home, at);
+  co_return reply;
+}
+
+Task<int> Metadata::keep_open(HomeId home) {
+  if (tell_opener(home) == Tell::no) co_return 0;
+  OpenRequest request;
+  request.session = options_.opener;
+  const base::Time at = clock_.now();
+  Reply reply = co_await ask(home, "fusionfs.open", pack(request));
+  if (reply.error == 0) told_opener(home, at);
+  co_return reply.error;
+}
+
+Task<Reply> Metadata::lookup(InodeId directory, std::string name) {
+  HomeId home = home_for(directory, name);
+  for (int round = 0; round < kMaxRounds; ++round) {
+    Reply reply = co_await find_in(home, name, For::looking);
+    if (reply.error != 0) co_return reply;
     if (!is_directory(reply.entry->type)) {
       if (reply.inode) co_return reply;
       const InodeId id = reply.entry->inode;
@@ -187,9 +271,14 @@ Task<Reply> Metadata::create(InodeId directory, CreateRequest request) {
   request.now = now();
   request.session = options_.session;
   HomeId home = home_for(directory, request.name);
-  const std::string arguments = pack(request);
+  const bool opens = request.opener != 0;
   for (int round = 0; round < kMaxRounds; ++round) {
-    Reply reply = co_await ask(home, "fusionfs.create", arguments);
+    const Tell tell = opens ? tell_opener(home) : Tell::no;
+    request.opener = tell != Tell::no ? options_.opener : 0;
+    request.opens_now = tell == Tell::opens_now;
+    const base::Time at = clock_.now();
+    Reply reply = co_await ask(home, "fusionfs.create", pack(request));
+    if (request.opener != 0 && reply.error == 0) told_opener(home, at);
     if (elsewhere(reply)) {
       co_await follow(std::move(reply), home, request.name);
       continue;
@@ -289,14 +378,35 @@ Task<Reply> Metadata::make_directory(InodeId directory, CreateRequest request, I
   co_return reply;
 }
 
-// Tells the owner about what lost its last link.
-void Metadata::settle_links(const Reply& reply, const std::optional<Inode>& dropped) {
-  if (!dropped || dropped->links > 0) return;
+// Tells the owner about what lost its last link, and those that may have it open.
+Task<int> Metadata::settle_links(Reply reply, std::optional<Inode> dropped) {
+  if (!dropped || dropped->links > 0) co_return 0;
   if (reply.gone) {
     if (options_.gone) options_.gone(*dropped);
   } else if (options_.orphaned) {
-    options_.orphaned(*dropped);
+    options_.orphaned(*dropped, !reply.keepers.empty());
   }
+  if (!reply.keepers.empty()) co_await tell_keepers(dropped->id, std::move(reply.keepers));
+  co_return 0;
+}
+
+Task<int> Metadata::tell_keepers(InodeId inode, std::vector<std::uint64_t> keepers) {
+  for (const std::uint64_t keeper : keepers) {
+    // Before, that no list is begun for a session that has ended; and after, since it may have read its list for the last time.
+    Call before(client_, Operation::lookup(session_key(keeper), zht::Range::nothing()));
+    Outcome alive = co_await before;
+    if (alive.code != base::Code::not_found) {
+      std::string id;
+      base::Writer(id).u64(raw(inode));
+      Call tell(client_, Operation::append(session_orphans_key(keeper), id));
+      const Outcome told = co_await tell;
+      if (!told.ok()) co_return errno_of(told);
+      Call after(client_, Operation::lookup(session_key(keeper), zht::Range::nothing()));
+      alive = co_await after;
+    }
+    if (alive.code == base::Code::not_found) co_await reap(inode, keeper);
+  }
+  co_return 0;
 }
 
 // Not waited for. What fails is found again when somebody goes through all records.
@@ -318,7 +428,9 @@ Task<int> Metadata::pay(InodeId inode, HomeId debtor, std::uint64_t debt) {
   request.debtor = debtor;
   request.now = now();
   Reply reply;
+  request.session = options_.opener;
   for (int round = 0; round < kMostPayments; ++round) {
+    const Removal removal(*this, home_of(inode));
     request.held = held(home_of(inode));
     reply = co_await ask(home_of(inode), "fusionfs.pay", pack(request));
     if (reply.error != EAGAIN) break;
@@ -332,7 +444,7 @@ Task<int> Metadata::pay(InodeId inode, HomeId debtor, std::uint64_t debt) {
     if (options_.left) options_.left();
     co_return reply.error;
   }
-  settle_links(reply, reply.inode);
+  co_await settle_links(reply, reply.inode);
   if (reply.debt == 0) {
     remove_later(debt_key(debtor, debt));
     co_return 0;
@@ -352,6 +464,7 @@ Task<Reply> Metadata::unlink(InodeId directory, std::string name) {
   request.name = name;
   request.session = options_.session;
   for (int round = 0; round < kMaxRounds; ++round) {
+    const Removal removal(*this, home);
     request.now = now();
     request.held = held(home);
     Reply reply = co_await ask(home, "fusionfs.unlink", pack(request));
@@ -366,7 +479,7 @@ Task<Reply> Metadata::unlink(InodeId directory, std::string name) {
     }
     if (reply.error == ESTALE) reply.error = ENOENT;
     if (reply.error != 0) co_return reply;
-    settle_links(reply, reply.inode);
+    co_await settle_links(reply, reply.inode);
     if (reply.debt != 0) co_await pay(reply.entry->inode, home, reply.debt);  // failing, it stays on record
     co_return reply;
   }
@@ -435,6 +548,8 @@ Task<Reply> Metadata::remove_directory(InodeId directory, std::string name) {
       continue;
     }
     if (removed.error != 0) co_return removed;
+    // The name went by another hand, and so did the directory, which this caller has not marked: the other removal is the one that was.
+    if (error == ENOENT && !removed.done) co_return refuse(ENOENT);
     if (error == ENOENT)
       co_await drop_nameless(entry.inode);  // somebody who met the name may have made it meanwhile
     else
@@ -596,6 +711,7 @@ Task<Reply> Metadata::rename_within(HomeId home, std::string from_name, std::str
   request.fence = fence_of(home);
   Dying dying;
   for (int round = 0; round < kMaxRounds; ++round) {
+    const Removal removal(*this, home);
     request.now = now();
     request.held = held(home);
     Reply reply = co_await ask(home, "fusionfs.rename", pack(request));
@@ -633,7 +749,7 @@ Task<Reply> Metadata::rename_within(HomeId home, std::string from_name, std::str
     }
     if (request.dying != InodeId{}) co_await drop_directory_soon(request.dying);
     if ((flags & kExchange) == 0 && reply.other_entry && reply.other_entry->inode != reply.entry->inode) {
-      settle_links(reply, reply.other);
+      co_await settle_links(reply, reply.other);
       if (reply.debt != 0) co_await pay(reply.other_entry->inode, home, reply.debt);
     }
     if (reply.done && !reply.inode) {
@@ -816,6 +932,7 @@ Task<Reply> Metadata::rename_across(Place from_place, Place to_place, std::uint3
     install.dying = InodeId{};
     Reply installed;
     for (int attempt = 0; attempt < kMaxRounds; ++attempt) {
+      const Removal removal(*this, to);
       install.held = held(to);
       installed = co_await ask(to, "fusionfs.move_install", pack(install));
       if (elsewhere(installed)) {
@@ -890,7 +1007,7 @@ Task<Reply> Metadata::rename_across(Place from_place, Place to_place, std::uint3
     if (ended.inode) result.inode = std::move(ended.inode);
     if (install.dying != InodeId{}) co_await drop_directory_soon(install.dying);
     if ((flags & kExchange) == 0 && installed.other_entry) {
-      settle_links(installed, installed.other);
+      co_await settle_links(installed, installed.other);
       if (installed.debt != 0) co_await pay(installed.other_entry->inode, to, installed.debt);
     }
     remove_later(transfer_key(to, transfer));
@@ -939,7 +1056,7 @@ Task<Reply> Metadata::link(InodeId inode, std::uint32_t type, InodeId directory,
     }
     request.undo = added.error != 0;
     Reply settled = co_await ask(home_of(inode), "fusionfs.settle_link", pack(request));
-    if (added.error != 0) settle_links(settled, settled.inode);
+    if (added.error != 0) co_await settle_links(settled, settled.inode);
     if (added.error == 0 && settled.error == 0) remove_later(transfer_key(home, request.id));
     if (settled.error != 0 && options_.left) options_.left();
     if (added.error == ECANCELED) {  // somebody took us, or another, for dead
@@ -1014,7 +1131,7 @@ Task<int> Metadata::settle_record(std::string key) {
   promise->now = now();
   Reply settled = co_await ask(home, "fusionfs.settle_link", pack(*promise));
   if (settled.error != 0) co_return settled.error;
-  settle_links(settled, settled.inode);
+  co_await settle_links(settled, settled.inode);
   if (outcome.done) remove_later(transfer_key(promise->to, promise->id));
   co_return 0;
 }
@@ -1094,9 +1211,10 @@ Task<Metadata::AttributesReply> Metadata::get_attributes(InodeId inode) {
   co_return reply;
 }
 
-Task<Reply> Metadata::reap(InodeId inode) {
+Task<Reply> Metadata::reap(InodeId inode, std::uint64_t session) {
   DropRequest request;
   request.inode = inode;
+  request.session = session != 0 ? session : options_.opener;
   request.now = now();
   Reply reply = co_await ask(home_of(inode), "fusionfs.reap", pack(request));
   if (reply.error == 0 && reply.gone && reply.inode && options_.gone) options_.gone(*reply.inode);

@@ -15,6 +15,7 @@
 #include <cerrno>
 #include <functional>
 #include <map>
+#include <mutex>
 #include <set>
 #include <shared_mutex>
 #include <string>
@@ -34,10 +35,12 @@ struct MetadataOptions {
   std::uint64_t session = 0;
   // The inodes of a home that this mount has open: they outlive their last name. Called on any thread.
   std::function<std::vector<InodeId>(HomeId)> held;
+  // Of the mount, as an opener of files (core/openers.h). 0: what it opens may go with its last name.
+  std::uint64_t opener = 0;
   // An inode of this home lost its last link and went: its chunks can go. Called on any thread; must not block.
   std::function<void(const Inode&)> gone;
-  // An inode lost its last link while held; reap() it when it is closed. Called on any thread; must not block.
-  std::function<void(const Inode&)> orphaned;
+  // An inode lost its last link while held, here (reap() it when it is closed) or elsewhere only. Any thread, no blocking.
+  std::function<void(const Inode&, bool elsewhere)> orphaned;
   // A directory is being split: its names will be in several homes from now on. Any thread, no blocking.
   std::function<void(InodeId)> spread;
   // A home has grown big: split() it soon, on a thread that may wait a little. Absent: whoever made it grow does it.
@@ -72,6 +75,16 @@ class Metadata {
   Task<Reply> make_root(std::uint32_t mode, std::uint32_t uid, std::uint32_t gid);  // fine when there
   // entry, inode. ENOENT.
   Task<Reply> lookup(InodeId directory, std::string name);
+  // entry; inode when it lives where its name does. What a name leads to at this moment, and no more requests than that takes.
+  // ENOENT, with `gone` when the directory is not there either.
+  // Opening: the inode outlives its last name from now on, until it is reaped.
+  // looking_to_open: what is found is opened next, though this mount itself may take its name meanwhile.
+  enum class For { looking, opening, looking_to_open };
+  Task<Reply> find(InodeId directory, std::string name, For what = For::looking);
+  // inode, for opening. ENOENT.
+  Task<Reply> open(InodeId inode);
+  // Files of this home are open still.
+  Task<int> keep_open(HomeId home);
   // inode. ENOENT.
   Task<Reply> getattr(InodeId inode);
   // shards: the homes of a directory besides its first.
@@ -94,7 +107,9 @@ class Metadata {
     Attributes attributes;
   };
   Task<AttributesReply> get_attributes(InodeId inode);
-  Task<Reply> reap(InodeId inode);
+  // An inode without a name is not open any more in the mount of `session` (0: in this one; where this is no mount, in none). It goes
+  // (`gone`) when no other has it open.
+  Task<Reply> reap(InodeId inode, std::uint64_t session = 0);
   // Inodes of one home; those that have gone are left out.
   Task<Reply> inodes(HomeId home, std::vector<InodeId> wanted);
   struct ListReply {
@@ -149,6 +164,23 @@ class Metadata {
   Task<int> split_now(HomeId home);
   Task<int> carry_split(HomeId home, Split split);
   Task<ListReply> list_home(HomeId home, Listing known);
+  Task<Reply> find_in(HomeId& home, std::string name, For what);
+  // Whether the store has to be told (again) that this mount is an opener of the home; and that it has been, by a request sent `at`.
+  enum class Tell { no, opener, opens_now };
+  Tell tell_opener(HomeId home);
+  void told_opener(HomeId home, base::Time at);
+  // A change that may take the last name of an inode of this home is under way: what is opened meanwhile is not in its `held`.
+  class Removal {
+   public:
+    Removal(Metadata& metadata, HomeId home);
+    ~Removal();
+    Removal(const Removal&) = delete;
+    Removal& operator=(const Removal&) = delete;
+
+   private:
+    Metadata& metadata_;
+    HomeId home_;
+  };
   Task<Reply> meet_directory(HomeId home, std::string name, Entry entry, Reply found);
   // Waits for, or settles, a move that left `name` marked. 0, or an errno.
   Task<int> settle_move(HomeId home, std::string name);
@@ -164,6 +196,8 @@ class Metadata {
   Task<int> forget_marker(std::string marker, std::string needed_by);
   Task<int> settle_marker(std::string key, std::uint64_t transfer, std::string value);
   Task<int> set_parent(InodeId directory, InodeId parent);
+  // `keepers` of an inode without a name are told (again); those that have ended let go of it.
+  Task<int> tell_keepers(InodeId inode, std::vector<std::uint64_t> keepers);
   Task<bool> nameless(InodeId directory);  // an empty one, of late, whose maker died before its name was written
   Task<int> pay(InodeId inode, HomeId debtor, std::uint64_t debt);
   // Both: EREMCHG when a name has moved to another home before anything was done.
@@ -184,7 +218,7 @@ class Metadata {
   // What is known of a home's fence: it has told in a refusal.
   std::uint64_t fence_of(HomeId home);
   void learn_fence(HomeId home, const Reply& reply);
-  void settle_links(const Reply& reply, const std::optional<Inode>& dropped);
+  Task<int> settle_links(Reply reply, std::optional<Inode> dropped);
   // Whether nobody is at the change any more that left `mark` (its kind and number) at `since`, by its maker's wall clock.
   bool abandoned(const std::string& mark, Nanos since, Nanos patience = kAbandoned);
   std::vector<InodeId> held(HomeId home) const { return options_.held ? options_.held(home) : std::vector<InodeId>{}; }
@@ -203,6 +237,10 @@ class Metadata {
   std::unordered_map<std::uint64_t, Split> shards_;   // by home: base and children. Guarded by shards_mutex_
   std::unordered_map<std::uint64_t, std::uint32_t> splitting_;  // by home: not tried below. Guarded by shards_mutex_
   std::unordered_map<std::uint64_t, std::uint64_t> fences_;     // by home. Guarded by shards_mutex_
+
+  std::mutex openers_mutex_;
+  std::unordered_map<std::uint64_t, base::Time> opener_until_;  // by home. Guarded by openers_mutex_
+  std::unordered_map<std::uint64_t, unsigned> removals_;        // by home, under way. Guarded by openers_mutex_
 
   std::shared_mutex sighted_mutex_;
   std::unordered_map<std::string, base::Time> sighted_;  // marks, when first met. Guarded by sighted_mutex_

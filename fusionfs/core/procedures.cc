@@ -4,6 +4,7 @@
 #include <cerrno>
 
 #include "fusionfs/core/locks.h"
+#include "fusionfs/core/openers.h"
 #include "fusionfs/core/shard.h"
 #include "fusionfs/core/splitting.h"
 
@@ -19,7 +20,12 @@ Result<Reply> lookup(Transaction& tables, HomeId home, const NameRequest& reques
   Shard shard(tables, home);
   HERE(shard, request.name, false);
   TRY_LET(entry, shard.entry(request.name));
-  if (!entry) return refuse(ENOENT);
+  if (!entry) {
+    Reply absent = refuse(ENOENT);
+    TRY_LET(there, shard.exists());
+    absent.gone = !there;
+    return absent;
+  }
   Reply reply;
   if (shard.local(entry->inode)) {
     TRY_LET(inode, shard.inode(entry->inode));
@@ -28,6 +34,25 @@ Result<Reply> lookup(Transaction& tables, HomeId home, const NameRequest& reques
     reply.inode = std::move(inode);
   }
   reply.entry = std::move(entry);
+  return reply;
+}
+
+Result<Reply> open(Transaction& tables, HomeId home, const OpenRequest& request) {
+  Shard shard(tables, home);
+  Reply reply;
+  if (!request.name.empty()) {
+    NameRequest find;
+    find.name = request.name;
+    TRY_LET(found, lookup(tables, home, find));
+    if (found.error != 0) return found;
+    reply = std::move(found);
+  } else if (request.inode != InodeId{}) {
+    if (!shard.local(request.inode)) return fail(Code::invalid, "inode ", raw(request.inode), " does not live in ", tag_of(home));
+    TRY_LET(inode, shard.inode(request.inode));
+    if (!inode) return refuse(ENOENT);
+    reply.inode = std::move(inode);
+  }
+  TRY(note_opener(tables, home, request.session, request.opens_now));
   return reply;
 }
 
@@ -69,6 +94,7 @@ Result<Reply> create(Shard& shard, const CreateRequest& request) {
     inode.id = make_inode(shard.home(), counter);
     TRY(shard.put(inode));
   }
+  if (request.opener != 0) TRY(note_opener(shard.tables(), shard.home(), request.opener, request.opens_now));
   entry.inode = inode.id;
   TRY(shard.add(request.name, entry, request.now));
   reply.entry = std::move(entry);
@@ -90,7 +116,7 @@ Result<Reply> unlink(Shard& shard, const UnlinkRequest& request) {
     return reply;
   }
   TRY(shard.take(request.name, *entry, request.now));
-  TRY(shard.release(*entry, request.now, request.held, reply, reply.inode));
+  TRY(shard.release(*entry, request.now, {request.session, request.held}, reply, reply.inode));
   return reply;
 }
 
@@ -104,6 +130,7 @@ Result<Reply> remove_directory(Shard& shard, const UnlinkRequest& request) {
     return reply;
   }
   TRY(shard.take(request.name, *entry, request.now));
+  reply.done = true;
   return reply;
 }
 
@@ -122,7 +149,7 @@ Result<int> make_way(Shard& shard, const std::string& name, const Entry& to, con
   if (const int error = replaceable(arriving, to); error != 0) return error;
   if (is_directory(to.type) && request.dying != to.inode) return EINPROGRESS;
   TRY(shard.take(name, to, request.now));
-  TRY(shard.release(to, request.now, request.held, reply, reply.other));
+  TRY(shard.release(to, request.now, {request.session, request.held}, reply, reply.other));
   return 0;
 }
 
@@ -351,7 +378,7 @@ Result<Reply> settle_link(Transaction& tables, HomeId home, const LinkRequest& r
   Reply reply;
   if (request.undo) {
     Shard shard(tables, home);
-    TRY(shard.drop_link(request.inode, request.now, {}, reply.inode, reply.gone));
+    TRY(shard.drop_link(request.inode, request.now, {request.session, {}}, reply, reply.inode));
   }
   return reply;
 }
@@ -383,7 +410,7 @@ Result<Reply> pay(Transaction& tables, HomeId home, const PayRequest& request) {
     TRY(tables.insert(key, debtor));
     reply.debt = request.id;
   }
-  TRY(shard.drop_link(request.inode, request.now, request.held, reply.inode, reply.gone));
+  TRY(shard.drop_link(request.inode, request.now, {request.session, request.held}, reply, reply.inode));
   return reply;
 }
 
@@ -394,7 +421,7 @@ Result<Reply> pay_debt(Transaction& tables, HomeId home, const DropRequest& requ
   TRY(tables.insert(key, "1", kMarkerLife));
   Shard shard(tables, home);
   Reply reply;
-  TRY(shard.drop_link(request.inode, request.now, request.held, reply.inode, reply.gone));
+  TRY(shard.drop_link(request.inode, request.now, {request.session, request.held}, reply, reply.inode));
   return reply;
 }
 
@@ -408,6 +435,12 @@ Result<Reply> reap(Transaction& tables, HomeId home, const DropRequest& request)
     return reply;
   }
   if (inode->links > 0) return reply;
+  if (request.session == 0) {  // fsck knows that nobody has it open
+    TRY(tables.remove(keepers_key(request.inode)));
+  } else {
+    TRY_LET(free, let_go(tables, request.inode, request.session));
+    if (!free) return reply;
+  }
   TRY(shard.erase(*inode));
   reply.gone = true;
   reply.inode = std::move(inode);
@@ -693,7 +726,7 @@ Result<Reply> drop_directory(Transaction& tables, HomeId home, const DirectoryRe
   if (error == ENOENT) return Reply{};
   if (error != ESTALE) return refuse(EBUSY);
   if (shard.local(shard.directory().id)) TRY(shard.erase(shard.directory()));
-  for (const std::string& key : {listing_key(home), split_key(home), lease_key(home), fence_key(home)}) {
+  for (const std::string& key : {listing_key(home), split_key(home), lease_key(home), fence_key(home), openers_key(home)}) {
     if (tables.lookup(key, zht::Range::nothing())) TRY(tables.remove(key));
   }
   return Reply{};
@@ -784,6 +817,7 @@ void add(zht::Procedures& procedures, const char* name,
 
 void add_procedures(zht::Procedures& procedures) {
   add(procedures, "lookup", lookup);
+  add(procedures, "open", open);
   add(procedures, "create", change<CreateRequest, create>);
   add(procedures, "unlink", change<UnlinkRequest, unlink>);
   add(procedures, "remove_directory", finish<UnlinkRequest, remove_directory>);

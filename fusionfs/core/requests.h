@@ -145,7 +145,8 @@ struct Reply {
   std::optional<Inode> inode;        // its inode as it is now, when it lives in this home
   std::optional<Entry> other_entry;  // rename: what was replaced, or stands in the way
   std::optional<Inode> other;        // its inode as it is now, when it lives in this home
-  bool gone = false;                 // the inode that lost a link was removed with its last: its chunks can go
+  // The inode that lost a link was removed with its last: its chunks can go. With ENOENT: the directory itself is not there.
+  bool gone = false;
   // rename and transfers: the move took place; commit: `inode` comes without its content, which is what the asker has.
   bool done = false;
   std::uint64_t debt = 0;            // a link is to be taken off an inode of another home; pay: the debt is noted as paid
@@ -161,10 +162,12 @@ struct Reply {
   std::vector<HomeId> shards;    // its children
   std::vector<Entry> entries;    // split_read: one for each name asked for that is here ...
   std::vector<std::string> names;  // ... and its name
+  // Sessions that may have the inode open that has lost its last name: each is to be told, and lets go of it.
+  std::vector<std::uint64_t> keepers;
   template <typename A>
   void fields(A& a) {
     a(error, entry, inode, other_entry, other, gone, done, debt, sequence, lease_left, wait, inodes, sharded, live,
-      changed, shard_base, shards, entries, names);
+      changed, shard_base, shards, entries, names, keepers);
   }
 };
 
@@ -173,6 +176,17 @@ struct NameRequest {  // lookup
   template <typename A>
   void fields(A& a) {
     a(name);
+  }
+};
+// open: what `name` leads to, or `inode` (or neither); and the asking mount is an opener of this home from now on (core/openers.h).
+struct OpenRequest {
+  std::string name;
+  InodeId inode{};
+  std::uint64_t session = 0;
+  bool opens_now = false;  // while a change of names of its own is under way
+  template <typename A>
+  void fields(A& a) {
+    a(name, inode, session, opens_now);
   }
 };
 struct CreateRequest {  // create
@@ -186,9 +200,11 @@ struct CreateRequest {  // create
   std::uint64_t session = 0;  // of the mount that asks: it is given, and holds, the lease
   // Of the directory in which it is made, as last known: where its own record is in another home.
   std::uint32_t parent_mode = 0, parent_gid = 0;
+  std::uint64_t opener = 0;  // the session that opens what is made; 0: it is not opened, or the session is known as an opener
+  bool opens_now = false;    // as of OpenRequest
   template <typename A>
   void fields(A& a) {
-    a(name, mode, uid, gid, device, now, target, directory, session, parent_mode, parent_gid);
+    a(name, mode, uid, gid, device, now, target, directory, session, parent_mode, parent_gid, opener, opens_now);
   }
 };
 struct UnlinkRequest {  // unlink; remove_directory
@@ -257,9 +273,10 @@ struct PayRequest {  // pay: takes off the link that the debt `id` of home `debt
   Nanos now = 0;
   std::vector<InodeId> held;
   std::uint64_t revision = 0;  // of the inode, read before the debt was seen to be there; 0: not read
+  std::uint64_t session = 0;  // of the mount that asks
   template <typename A>
   void fields(A& a) {
-    a(inode, id, debtor, now, held, revision);
+    a(inode, id, debtor, now, held, revision, session);
   }
 };
 // What the rename lock says: whoever takes it over calls `transfer`, which was to arrive in `to`, off first.
@@ -278,9 +295,10 @@ struct DropRequest {  // pay_debt (of mounts of older builds), reap
   std::uint64_t id = 0;
   Nanos now = 0;
   std::vector<InodeId> held;
+  std::uint64_t session = 0;  // of the mount that asks
   template <typename A>
   void fields(A& a) {
-    a(inode, id, now, held);
+    a(inode, id, now, held, session);
   }
 };
 struct SetRequest {  // setattr

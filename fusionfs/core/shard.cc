@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "fusionfs/core/openers.h"
+
 namespace fusionfs {
 
 using base::Bytes;
@@ -49,6 +51,12 @@ Result<int> Shard::open() {
   tail_ = std::move(*record);
   listing_size_ = tail->size;
   return directory_.has(Inode::kDying) ? ESTALE : 0;
+}
+
+Result<bool> Shard::exists() {
+  if (tables_.lookup(inode_key(make_inode(home_, kDirectoryCounter)), zht::Range::nothing())) return true;
+  TRY_LET(known, split());
+  return known.has_value();
 }
 
 Result<std::optional<Split>> Shard::split() {
@@ -193,15 +201,20 @@ Result<std::uint32_t> Shard::next_counter() {
   return fail(Code::no_space, "directory shard ", tag_of(home_), " has no free inode number");
 }
 
-Result<void> Shard::drop_link(InodeId id, Nanos now, const std::vector<InodeId>& held, std::optional<Inode>& after,
-                       bool& gone) {
+Result<void> Shard::drop_link(InodeId id, Nanos now, const Asker& asker, Reply& reply, std::optional<Inode>& after) {
   TRY_LET(found, inode(id));
   if (!found) return {};  // taken care of before
   Inode file = std::move(*found);
   if (file.links > 0) file.links -= 1;
   file.ctime = std::max(file.ctime, now);
-  gone = file.links == 0 && std::find(held.begin(), held.end(), id) == held.end();
-  if (gone) {
+  if (file.links == 0) {
+    const bool held = std::find(asker.held.begin(), asker.held.end(), id) != asker.held.end();
+    TRY_LET(keepers, keepers_of(tables_, id, asker.session, held));
+    if (!keepers.empty()) TRY(put_keepers(tables_, id, keepers));
+    reply.gone = !held && keepers.empty();
+    reply.keepers = std::move(keepers);
+  }
+  if (reply.gone) {
     file.revision += 1;
     TRY(erase(file));
   } else {
@@ -211,10 +224,9 @@ Result<void> Shard::drop_link(InodeId id, Nanos now, const std::vector<InodeId>&
   return {};
 }
 
-Result<void> Shard::release(const Entry& entry, Nanos now, const std::vector<InodeId>& held, Reply& reply,
-                     std::optional<Inode>& after) {
+Result<void> Shard::release(const Entry& entry, Nanos now, const Asker& asker, Reply& reply, std::optional<Inode>& after) {
   if (is_directory(entry.type)) return {};  // its own home was marked dying; the caller drops it
-  if (local(entry.inode)) return drop_link(entry.inode, now, held, after, reply.gone);
+  if (local(entry.inode)) return drop_link(entry.inode, now, asker, reply, after);
   // Unique among all homes: the payer remembers it.
   std::string place = tag_of(home_);
   base::Writer(place).u64(tail_.sequence);

@@ -36,6 +36,8 @@ class Shard {
   // Reads the directory's own record, the tail of its listing and how it is split. An errno when there is none
   // (ENOENT), or it is dying (ESTALE).
   base::Result<int> open();
+  // Whether there is a directory, dying or not.
+  base::Result<bool> exists();
   // After open(). Of a shard that is not the directory's first: what is known of the directory without asking its home.
   const Inode& directory() const { return directory_; }
   const ListingRecord& tail() const { return tail_; }
@@ -73,12 +75,16 @@ class Shard {
   // A counter that no inode of this home has. It only comes round after 268 million creations.
   base::Result<std::uint32_t> next_counter();
 
-  // Takes one link off a local inode; the inode goes with its last link unless the mount has it open.
-  base::Result<void> drop_link(InodeId id, Nanos now, const std::vector<InodeId>& held, std::optional<Inode>& after,
-                               bool& gone);
+  // Who takes a link off, and what that mount has open.
+  struct Asker {
+    std::uint64_t session = 0;
+    const std::vector<InodeId>& held;
+  };
+  // Takes one link off a local inode; the inode goes with its last link unless a mount has it open. `after` is the inode then;
+  // reply.gone and reply.keepers say the rest.
+  base::Result<void> drop_link(InodeId id, Nanos now, const Asker& asker, Reply& reply, std::optional<Inode>& after);
   // The same for what `entry` named: an inode of another home leaves a debt.
-  base::Result<void> release(const Entry& entry, Nanos now, const std::vector<InodeId>& held, Reply& reply,
-                             std::optional<Inode>& after);
+  base::Result<void> release(const Entry& entry, Nanos now, const Asker& asker, Reply& reply, std::optional<Inode>& after);
   base::Result<void> set_ctime(InodeId id, Nanos now, std::optional<Inode>& after);
 
  private:
@@ -101,6 +107,7 @@ class Shard {
     if (open_error != 0) {                                           \
       Reply refused = refuse(open_error);                            \
       if (open_error == ESTALE) refused.inode = (shard).directory(); \
+      refused.gone = open_error == ENOENT;                           \
       return refused;                                                \
     }                                                                \
   }

@@ -197,6 +197,7 @@ int FileSystem::write(InodeId id, std::uint64_t offset, base::Bytes bytes) {
     const std::lock_guard lock(inode->mutex);
     Inode& record = inode->record;
     if (record.mode == 0) return EBADF;
+    if (inode->lost && !record.has(Inode::kInline)) return ESTALE;
     if (record.has(Inode::kInline) && end <= kMaxInline) {
       if (record.content.size() < end) record.content.resize(end);
       std::copy(bytes.begin(), bytes.end(), record.content.begin() + static_cast<std::ptrdiff_t>(offset));
@@ -249,7 +250,7 @@ Task<int> FileSystem::append(InodeId id, std::uint64_t believed, std::string byt
     const std::lock_guard lock(inode->mutex);
     if (reply.error == ENOENT) inode->gone = gone = true;
     if (reply.inode) absorb_locked(*inode, *reply.inode, false);
-    contended = reply.contended;
+    contended = reply.contended || options_.strict;
     if (reply.error == 0) {
       inode->appends_until = asked + kAppendsKept;
       const std::lock_guard dirty_lock(dirty_mutex_);
@@ -371,6 +372,7 @@ int FileSystem::read(InodeId id, std::uint64_t offset, char* to, std::size_t siz
       got = size;
       return 0;
     }
+    if (inode->lost) return ESTALE;
     content = content_of(*inode);
   }
   auto done = content->read(offset, to, size);
@@ -418,7 +420,7 @@ Task<int> FileSystem::commit(std::shared_ptr<MountedInode> inode, bool ends_appe
       const std::lock_guard lock(inode->mutex);
       if (!inode->dirty) co_return std::exchange(inode->write_error, 0);
       inode->dirty = false;
-      if (inode->gone) co_return 0;  // nobody else will ever see it
+      if (inode->gone && !inode->shared) co_return 0;  // nobody else will ever see it
       const Inode& record = inode->record;
       request.inode = inode->id;
       request.size = record.size;
@@ -461,6 +463,7 @@ Task<int> FileSystem::commit(std::shared_ptr<MountedInode> inode, bool ends_appe
       }
       if (reply.error == ENOENT) {
         inode->gone = true;
+        inode->shared = false;
         inode->record.links = 0;
         co_return 0;
       }
@@ -552,33 +555,55 @@ Task<int> FileSystem::flush(InodeId id) {
   co_return error;
 }
 
-Task<int> FileSystem::wrote_past_cache(InodeId id, bool privileged) {
+Task<int> FileSystem::take_privileges(InodeId id, Changer changer) {
   const auto inode = table_.find(id);
   if (!inode) co_return EBADF;
-  int error = options_.commit_at_once ? co_await commit_in_turn(inode) : 0;
-  std::uint32_t mode = 0;
-  bool attributes = false, shared = false;
+  std::uint32_t mode = 0, group = 0;
+  bool attributes = false;
   {
     const std::lock_guard lock(inode->mutex);
     mode = inode->record.mode;
+    group = inode->record.gid;
     attributes = inode->record.has(Inode::kHasAttributes);
-    shared = inode->opens > 1;
-    if (shared) invalidate(*inode);
   }
-  // What the kernel does itself before a write that goes through its cache.
-  if (error == 0 && !privileged && without_set_ids(mode) != mode) {
+  std::uint32_t left = without_set_ids(mode);
+  if (!changer.privileged && (left & S_ISGID) != 0 && !changer.belongs(group)) left &= ~std::uint32_t{S_ISGID};
+  if (!changer.privileged && left != mode) {
     SetRequest request;
     request.inode = id;
     request.fields_set = SetRequest::kMode;
-    request.mode = without_set_ids(mode) & 07777;
+    request.mode = left & 07777;
     request.now = metadata_.now();
     const Looked changed = co_await setattr(request);
-    error = changed.error;
+    if (changed.error != 0) co_return changed.error;
   }
-  if (error == 0 && attributes) {
+  if (attributes) {
     const int removed = co_await remove_attribute(id, "security.capability");
-    if (removed != ENODATA) error = removed;
+    if (removed != ENODATA) co_return removed;
   }
+  co_return 0;
+}
+
+Task<int> FileSystem::current(InodeId id) {
+  if (!options_.strict) co_return 0;
+  const auto inode = table_.find(id);
+  if (!inode) co_return EBADF;
+  const int error = co_await refresh(inode);
+  if (error == 0) co_await find_stores(inode);
+  co_return error;
+}
+
+Task<int> FileSystem::wrote_past_cache(InodeId id, Changer changer) {
+  const auto inode = table_.find(id);
+  if (!inode) co_return EBADF;
+  int error = options_.commit_at_once ? co_await commit_in_turn(inode) : 0;
+  bool shared = false;
+  {
+    const std::lock_guard lock(inode->mutex);
+    shared = inode->opens > 1;
+    if (shared) invalidate(*inode);
+  }
+  if (error == 0) error = co_await take_privileges(id, std::move(changer));
   // Its pages here and there may be older than what was written.
   if (shared) co_await forgotten_by_kernel(inode);
   co_return error;
@@ -663,8 +688,8 @@ Task<int> FileSystem::release(InodeId id, std::uint64_t handle, std::uint64_t fl
       inode->content.reset();
       size = inode->record.size;
     }
-    co_await metadata_.reap(id);
-    if (content) remove_chunks(id, std::move(stores), size, std::move(content));  // that the store never heard of
+    const Reply reaped = co_await metadata_.reap(id);
+    if (content && reaped.gone) remove_chunks(id, std::move(stores), size, std::move(content));  // that the store never heard of
   }
   table_.trim(id);
   co_return error;

@@ -22,13 +22,19 @@ constexpr std::uint64_t kDot = 1, kDotDot = 2;  // readdir cursors; an entry's i
 constexpr std::size_t kMostNames = 20'000;      // of a directory whose names are kept in memory
 constexpr unsigned kMissesToLoad = 6;
 constexpr std::size_t kAhead = 256;  // inodes fetched at once for readdirplus
+constexpr std::chrono::milliseconds kAheadKept{20};  // where attributes are not believed: as old as a page of a listing may be
 constexpr std::size_t kFinishedAtOnce = 256;  // inodes, when the mount ends
 constexpr std::chrono::seconds kStoreSilent{10};
 constexpr std::chrono::seconds kLeftAlone{4};  // longer than Metadata waits before it takes a change for abandoned
 constexpr zht::Millis kLastWords{2'000};
 constexpr std::size_t kMostChores = 10'000;
+constexpr std::chrono::milliseconds kJustTold{2};
+constexpr std::chrono::seconds kLookForNameless{5};  // longer than kOpensNow
 constexpr std::chrono::minutes kTroubleWindow{1};
 constexpr unsigned kTroublesTold = 10;  // a window
+
+// ESTALE: the directory itself is not there; another may have its name.
+int error_in_directory(const Reply& reply) { return reply.error == ENOENT && reply.gone ? ESTALE : reply.error; }
 
 }  // namespace
 
@@ -43,8 +49,9 @@ FileSystem::FileSystem(zht::Client& client, const base::Clock& clock, const Chun
       metadata_(client_, clock,
                 {.session = options_.leases ? session_ : 0,
                  .held = [this](HomeId home) { return table_.open_in(home); },
+                 .opener = session_,
                  .gone = [this](const Inode& inode) { buried(inode); },
-                 .orphaned = [this](const Inode& inode) { orphaned(inode); },
+                 .orphaned = [this](const Inode& inode, bool elsewhere) { orphaned(inode, elsewhere); },
                  .spread = [this](InodeId directory) { spread(directory); },
                  .grown =
                      [this](HomeId home) {
@@ -58,8 +65,8 @@ FileSystem::FileSystem(zht::Client& client, const base::Clock& clock, const Chun
                  .left = [this] { settle_ = true; },
                  .trouble = [this](const std::string& text) { warn_of_store(text); }}),
       locks_(client_, clock,
-             {.session = session_, .life = options_.lock_life, .warn = [this](const std::string& text) { warn(text); }}) {
-}
+             {.session = session_, .life = options_.lock_life, .warn = [this](const std::string& text) { warn(text); }}),
+      retries_(clock) {}
 
 FileSystem::~FileSystem() {
   {
@@ -172,7 +179,7 @@ Task<bool> FileSystem::bury(std::uint64_t session) {
     base::Reader list(orphans.value);
     while (list.ok() && list.left() >= 8) {
       const InodeId id{list.u64()};
-      Reply reaped = co_await metadata_.reap(id);
+      Reply reaped = co_await metadata_.reap(id, session);
       if (reaped.error != 0) all = false;
     }
   }
@@ -249,8 +256,10 @@ int FileSystem::stop() {
   notices_.stop();
   stores_.leave();
   // A session that is not ended here ends by itself.
-  if (ending->first == 0 && client_.call(Operation::remove(session_key(session_), true), kLastWords).ok())
-    client_.call(Operation::remove(session_orphans_key(session_), true), kLastWords);
+  if (ending->first == 0 && client_.call(Operation::remove(session_key(session_), true), kLastWords).ok()) {
+    // From here on nobody tells this session of more.
+    if (wait(tend_nameless(Tend::at_the_end)) == 0) client_.call(Operation::remove(session_orphans_key(session_), true), kLastWords);
+  }
   return ending->first;
 }
 
@@ -281,6 +290,7 @@ void FileSystem::run_background() {
   auto beat_at = clock_.now();
   auto stores_at = beat_at;
   auto locks_at = beat_at + options_.lock_life / 4;
+  auto nameless_at = beat_at + kLookForNameless;
   auto commit_at = clock_.now() + options_.commit_interval;
   base::Time settle_at = base::Time::max();
   std::deque<base::Time> again_at;
@@ -327,6 +337,16 @@ void FileSystem::run_background() {
       locks_at = now + options_.lock_life / 4;
     }
     tend_appends();
+    if (now >= nameless_at) {
+      nameless_at = now + kLookForNameless;
+      if (!tending_.exchange(true)) {
+        begin();
+        fusionfs::start(tend_nameless(Tend::on), [this](int) {
+          tending_ = false;
+          end();
+        });
+      }
+    }
     if (now >= settle_at && !settling_.exchange(true)) {
       settle_at = base::Time::max();
       // Of what is found once more, since by a clock that is ahead it is old enough only when it has been met before; and when a
@@ -419,7 +439,7 @@ Inode FileSystem::view(const Inode& record) {
 }
 
 bool FileSystem::fresh(const MountedInode& inode) const {
-  if (inode.gone || inode.dirty || inode.in_flight) return true;
+  if ((inode.gone && !inode.shared) || inode.dirty || inode.in_flight) return true;
   return inode.known_at != base::Time{} && clock_.now() - inode.known_at < options_.attribute_timeout;
 }
 
@@ -588,6 +608,7 @@ void FileSystem::remember_names(MountedInode& directory, const Listing& listing)
   for (const auto& [sequence, name] : listing.names) known.names.insert(name.name);
   known.sequence = listing.sequence;
   known.complete = true;
+  known.since = clock_.now();
 }
 
 Task<int> FileSystem::load_names(InodeId directory) {
@@ -608,7 +629,12 @@ Inode FileSystem::as_seen_here(const Inode& inode) {
   return known ? absorb(*known, inode) : view(inode);
 }
 
-void FileSystem::keep(const Inode& inode) { absorb(*table_.get(inode.id, 1), inode); }
+void FileSystem::keep(InodeId directory, const std::string& name, const Inode& inode) {
+  const auto known = table_.get(inode.id, 1);
+  const std::lock_guard lock(known->mutex);
+  absorb_locked(*known, inode, false);
+  reached(*known, directory, name);
+}
 void FileSystem::forget(InodeId inode, std::uint64_t lookups) { table_.forget(inode, lookups); }
 
 namespace {
@@ -618,7 +644,7 @@ std::optional<std::uint64_t> listed_by(const Reply& reply) {
 }
 }  // namespace
 
-Task<Looked> FileSystem::lookup(InodeId directory, std::string name) {
+Task<Looked> FileSystem::lookup(InodeId directory, std::string name, std::uint32_t thread) {
   Looked looked;
   if (name.size() > kMaxName) {
     looked.error = ENAMETOOLONG;
@@ -630,15 +656,39 @@ Task<Looked> FileSystem::lookup(InodeId directory, std::string name) {
   }
   if (surely_absent(directory, name)) {
     looked.error = ENOENT;
+    retries_.found_nothing(thread);
     co_return looked;
   }
-  Reply reply = co_await metadata_.lookup(directory, std::move(name));
+  Reply reply;
+  if (retries_.on_second_walk(thread)) {
+    // What is found is opened next, whatever becomes of its name meanwhile.
+    reply = co_await metadata_.find(directory, name, Metadata::For::looking_to_open);
+    const bool local = reply.error == 0 && reply.inode && !is_directory(reply.entry->type);
+    if (reply.error == 0 && !local) reply = co_await metadata_.lookup(directory, name);
+  } else {
+    reply = co_await metadata_.lookup(directory, name);
+  }
   looked.error = reply.error;
+  if (reply.error == ENOENT) {
+    // In a directory that another mount has removed, and perhaps made anew.
+    if (reply.gone)
+      looked.error = retries_.stale(thread, ENOENT);
+    else
+      retries_.found_nothing(thread);
+  }
   if (reply.error == ENOENT && should_load_names(directory)) {
     begin();
     fusionfs::start(load_names(directory), [this](int) { end(); });
   }
-  if (reply.error == 0) looked.inode = absorb(*table_.get(reply.inode->id, 1), *reply.inode, false, listed_by(reply));
+  if (reply.error == 0) {
+    const auto inode = table_.get(reply.inode->id, 1);
+    looked.inode = absorb(*inode, *reply.inode, false, listed_by(reply));
+    {
+      const std::lock_guard lock(inode->mutex);
+      reached(*inode, directory, name);
+    }
+    retries_.looked_up(thread);
+  }
   co_return looked;
 }
 
@@ -657,20 +707,28 @@ Task<Looked> FileSystem::lookup_number(InodeId id, bool parent) {
   co_return looked;
 }
 
-Task<int> FileSystem::refresh(std::shared_ptr<MountedInode> inode) {
+Task<int> FileSystem::refresh(std::shared_ptr<MountedInode> inode, Metadata::For what) {
   std::uint64_t changes = 0;
   {
     const std::lock_guard lock(inode->mutex);
-    if (inode->gone) co_return 0;
+    if (inode->gone && !inode->shared) co_return 0;
     changes = inode->changes;
   }
-  Reply reply = co_await metadata_.getattr(inode->id);
+  Reply reply;
+  if (what == Metadata::For::opening)
+    reply = co_await metadata_.open(inode->id);
+  else
+    reply = co_await metadata_.getattr(inode->id);
   const std::lock_guard lock(inode->mutex);
   if (reply.error == ENOENT && (inode->gone || inode->opens > 0)) {
-    inode->gone = true;  // removed elsewhere while open here: what is known goes on serving
+    // Removed elsewhere while open here, and this mount was silent for too long to be waited for: what is known goes on serving.
+    inode->lost = !inode->gone || inode->shared;
+    inode->gone = true;
+    inode->shared = false;
     inode->record.links = 0;
     co_return 0;
   }
+  if (reply.error == 0 && reply.inode->links == 0) inode->gone = inode->shared = true;
   if (reply.error == 0) {
     // Of a directory nothing was learned or reckoned since this was asked: it is right, whatever was reckoned before.
     if (is_directory(reply.inode->mode) && inode->changes == changes) inode->record.revision = 0;
@@ -707,7 +765,7 @@ Task<Looked> FileSystem::setattr(SetRequest request) {
   }
   {
     const std::lock_guard lock(inode->mutex);
-    if (inode->gone && inode->record.mode != 0 && (request.fields_set & SetRequest::kSize) == 0) {
+    if (inode->gone && !inode->shared && inode->record.mode != 0 && (request.fields_set & SetRequest::kSize) == 0) {
       // Without a name; kept by this mount alone.
       Inode& record = inode->record;
       if ((request.fields_set & SetRequest::kMode) != 0)
@@ -751,8 +809,9 @@ Task<Looked> FileSystem::truncate(std::shared_ptr<MountedInode> inode, SetReques
   bool gone = false, known = false;
   {
     const std::lock_guard lock(inode->mutex);
-    known = inode->record.mode != 0 && inode->known_at != base::Time{};
-    gone = inode->gone;
+    // Another mount may have made it longer: what is cut off its chunks is known by its size.
+    known = inode->record.mode != 0 && inode->known_at != base::Time{} && clock_.now() - inode->known_at < kJustTold;
+    gone = inode->gone && !inode->shared;
   }
   if (!known && !gone) {
     looked.error = co_await refresh(inode);
@@ -854,16 +913,18 @@ Task<Looked> FileSystem::make(InodeId directory, CreateRequest request) {
   } else {
     reply = co_await metadata_.create(directory, std::move(request));
   }
-  looked.error = reply.error;
+  looked.error = error_in_directory(reply);
   note_names(directory, asked, reply, reply.error == 0 ? 1 : 0, "", reply.error == 0 ? name : "");
   if (reply.error != 0) co_return looked;
   note_change(directory, reply.changed, reply.sequence, 1, 1, is_dir ? 1 : 0);
   const auto made = table_.get(reply.inode->id, 1);
   looked.inode = absorb(*made, *reply.inode, false, is_dir ? std::optional<std::uint64_t>(0) : std::nullopt);
+  const std::lock_guard lock(made->mutex);
+  reached(*made, directory, name);
   if (is_dir && options_.leases) {
-    const std::lock_guard lock(made->mutex);
     made->names = std::make_unique<KnownNames>();
     made->names->complete = true;  // empty
+    made->names->since = asked;
   }
   co_return looked;
 }
@@ -882,12 +943,13 @@ Task<Opened> FileSystem::create(InodeId directory, std::string name, std::uint32
   const Inode seen = seen_directory(directory);
   request.parent_mode = seen.mode;
   request.parent_gid = seen.gid;
+  request.opener = session_;
   const base::Time asked = clock_.now();
   Reply reply = co_await metadata_.create(directory, std::move(request));
   note_names(directory, asked, reply, reply.error == 0 ? 1 : 0, "", reply.error == 0 ? name : "");
   if (reply.error == EEXIST && (flags & O_EXCL) == 0) {
     // It came into being since the kernel looked: open it.
-    Looked looked = co_await lookup(directory, name);
+    Looked looked = co_await lookup(directory, name);  // then opened as what was found, by no thread's name
     opened.error = looked.error;
     if (looked.error == 0 && !is_regular(looked.inode.mode))
       opened.error = is_directory(looked.inode.mode) ? EISDIR : EEXIST;
@@ -895,7 +957,7 @@ Task<Opened> FileSystem::create(InodeId directory, std::string name, std::uint32
     if (looked.error == 0 && opened.error != 0) forget(looked.inode.id, 1);
     co_return opened;
   }
-  opened.error = reply.error;
+  opened.error = error_in_directory(reply);
   if (reply.error != 0) co_return opened;
   note_change(directory, reply.changed, reply.sequence, 1, 1, 0);
   const auto inode = table_.get(reply.inode->id, 1);
@@ -903,6 +965,7 @@ Task<Opened> FileSystem::create(InodeId directory, std::string name, std::uint32
   const std::lock_guard lock(inode->mutex);
   inode->opens += 1;
   absorb_locked(*inode, *reply.inode, false);
+  reached(*inode, directory, name);
   inode->cached_revision = inode->record.revision;
   opened.inode = view(inode->record);
   opened.alone = true;
@@ -923,10 +986,13 @@ Task<Looked> FileSystem::link(InodeId id, InodeId directory, std::string name) {
   const base::Time asked = clock_.now();
   Reply reply = co_await metadata_.link(id, looked.inode.mode & kTypeMask, directory, name);
   note_names(directory, asked, reply, reply.error == 0 ? 1 : 0, "", reply.error == 0 ? name : "");
-  looked.error = reply.error;
+  looked.error = error_in_directory(reply);
   if (reply.error != 0) co_return looked;
   note_change(directory, reply.changed, reply.sequence, 1, 1, 0);
-  looked.inode = absorb(*table_.get(id, 1), *reply.inode, true);
+  const auto inode = table_.get(id, 1);
+  looked.inode = absorb(*inode, *reply.inode, true);
+  const std::lock_guard lock(inode->mutex);
+  reached(*inode, directory, name);
   co_return looked;
 }
 
@@ -948,16 +1014,18 @@ void FileSystem::buried(const Inode& inode) {
   if (!stores.empty()) remove_chunks(inode.id, std::move(stores), size, std::move(content));
 }
 
-// The last name went while the file is open here.
-void FileSystem::orphaned(const Inode& inode) {
+// The last name went while the file is open here, or perhaps elsewhere.
+void FileSystem::orphaned(const Inode& inode, bool elsewhere) {
   bool open = false;
   if (const auto known = table_.find(inode.id)) {
     const std::lock_guard lock(known->mutex);
     known->gone = true;
+    known->shared = elsewhere;
     known->record.links = 0;
     known->record.ctime = std::max(known->record.ctime, inode.ctime);
     open = known->opens > 0;
   }
+  if (!open && elsewhere) return;  // each that may have it open is told, this mount too if it opens it at this moment
   begin();
   if (!open) {
     fusionfs::start(metadata_.reap(inode.id), [this](Reply) { end(); });
@@ -968,13 +1036,53 @@ void FileSystem::orphaned(const Inode& inode) {
   client_.submit(Operation::append(session_orphans_key(session_), id), [this](Outcome) { end(); });
 }
 
+// Says of homes with open files that they are, and lets go of inodes without a name that are not open here (any more).
+Task<int> FileSystem::tend_nameless(Tend how) {
+  if (how == Tend::on) {
+    for (const HomeId home : table_.open_homes()) co_await metadata_.keep_open(home);
+  }
+  Call call(client_, Operation::lookup(session_orphans_key(session_)));
+  const Outcome list = co_await call;
+  if (!list.ok()) co_return list.code == base::Code::not_found ? 0 : errno_of(list);
+  const base::Time now = clock_.now();
+  std::set<InodeId> listed;
+  for (base::Reader from(list.value); from.left() >= 8;) listed.insert(InodeId{from.u64()});
+  std::erase_if(nameless_, [&](const auto& each) { return listed.count(each.first) == 0; });
+  bool all = true;
+  for (const InodeId id : listed) {
+    const base::Time since = nameless_.try_emplace(id, now).first->second;
+    bool open = false;
+    if (const auto inode = table_.find(id); inode && how == Tend::on) {
+      const std::lock_guard lock(inode->mutex);
+      open = inode->opens > 0;
+      if (open && !inode->gone) inode->gone = inode->shared = true;
+      if (open) inode->record.links = 0;
+    }
+    if (open || (how == Tend::on && now - since < kLookForNameless)) {
+      all = false;
+      continue;
+    }
+    Reply reaped = co_await metadata_.reap(id);
+    all = all && reaped.error == 0;
+  }
+  if (how == Tend::at_the_end) co_return all ? 0 : EIO;
+  // What has come meanwhile is in the way of this, and stays.
+  if (all) {
+    Call clear(client_, Operation::cswap_remove(session_orphans_key(session_), zht::Condition::at_version(list.version)));
+    co_await clear;
+    nameless_.clear();
+  }
+  co_return 0;
+}
+
 Task<int> FileSystem::unlink(InodeId directory, std::string name) {
   if (options_.read_only) co_return EROFS;
   const base::Time asked = clock_.now();
   Reply reply = co_await metadata_.unlink(directory, name);
   note_names(directory, asked, reply, reply.error == 0 ? 1 : 0, reply.error == 0 ? name : "", "");
-  if (reply.error != 0) co_return reply.error;
+  if (reply.error != 0) co_return error_in_directory(reply);
   note_change(directory, reply.changed, reply.sequence, 1, -1, 0);
+  unnamed_here(reply.entry->inode, directory, name);
   if (reply.inode && reply.inode->links > 0) {
     if (const auto known = table_.find(reply.inode->id)) absorb(*known, *reply.inode, true);
   } else if (!reply.inode) {
@@ -988,7 +1096,7 @@ Task<int> FileSystem::remove_directory(InodeId directory, std::string name) {
   const base::Time asked = clock_.now();
   Reply reply = co_await metadata_.remove_directory(directory, name);
   note_names(directory, asked, reply, reply.error == 0 ? 1 : 0, reply.error == 0 ? name : "", "");
-  if (reply.error != 0) co_return reply.error;
+  if (reply.error != 0) co_return error_in_directory(reply);
   note_change(directory, reply.changed, reply.sequence, 1, -1, -1);
   if (const auto known = table_.find(reply.entry->inode)) {
     const std::lock_guard lock(known->mutex);
@@ -1017,7 +1125,7 @@ Task<int> FileSystem::rename(InodeId from, std::string from_name, InodeId to, st
     else
       forget_names(to);
   }
-  if (reply.error != 0) co_return reply.error;
+  if (reply.error != 0) co_return error_in_directory(reply);
   if (reply.done) {
     const auto directory = [](const std::optional<Entry>& entry) { return entry && is_directory(entry->type) ? 1 : 0; };
     const int moved = directory(reply.entry), other = directory(reply.other_entry), over = replaced ? 1 : 0;
@@ -1028,6 +1136,11 @@ Task<int> FileSystem::rename(InodeId from, std::string from_name, InodeId to, st
       note_change(to, reply.changed, reply.sequence, 1 + over, 1 - over, moved - other);
       note_change(from, reply.left, 0, exchanged ? 2 : 1, exchanged ? 0 : -1, (exchanged ? other : 0) - moved);
     }
+  }
+  if (reply.done) {
+    if (reply.other_entry && exchanged) renamed_here(reply.other_entry->inode, to, to_name, from, from_name);
+    if (reply.other_entry && !exchanged) unnamed_here(reply.other_entry->inode, to, to_name);
+    if (reply.entry) renamed_here(reply.entry->inode, from, from_name, to, to_name);
   }
   if (reply.entry) {
     if (reply.inode) {
@@ -1066,25 +1179,6 @@ Task<TextReply> FileSystem::read_link(InodeId id) {
   co_return reply;
 }
 
-// A path may have led to a file without a name only because the kernel remembers a name that another mount has given to another
-// file, or has removed. Told ESTALE the kernel looks the path up anew, once. Who then comes back to the same file has no path
-// (/proc/self/fd/N); who comes to another that has been removed meanwhile had its name during this very open(2), and may read what
-// is known of it. Chunks are not: they may be gone.
-int FileSystem::tell_stale(InodeId id, std::uint32_t thread, bool nameless, bool readable) {
-  constexpr std::size_t kMostThreads = 1024;
-  const std::lock_guard lock(stale_mutex_);
-  const auto told = told_stale_.find(thread);
-  const bool before = told != told_stale_.end();
-  const bool stale = nameless && !(before && (readable || told->second == id));
-  if (stale && told_stale_.size() >= kMostThreads) told_stale_.clear();
-  if (stale)
-    told_stale_[thread] = id;
-  else if (before)
-    told_stale_.erase(told);
-  told_stale_any_.store(!told_stale_.empty(), std::memory_order_relaxed);
-  return stale ? ESTALE : 0;
-}
-
 Task<Opened> FileSystem::open(InodeId id, int flags, bool privileged, std::uint32_t thread) {
   Opened opened;
   const bool writes = (flags & O_ACCMODE) != O_RDONLY;
@@ -1098,17 +1192,26 @@ Task<Opened> FileSystem::open(InodeId id, int flags, bool privileged, std::uint3
     inode->opens += 1;
   }
   table_.opened(id);
-  opened.error = co_await refresh(inode);
-  co_await forgotten_by_kernel(inode);  // its size, above all
-  co_await find_stores(inode);
-  if (opened.error == 0 && thread != 0) {
-    bool nameless = false, readable = false;
+  // What was looked up during this very open(2) is what is opened, whatever has become of its name since.
+  const bool looked_up = thread == 0 || retries_.on_second_walk(thread);
+  Named named;
+  if (!looked_up) named = co_await check_names(inode, Metadata::For::opening);
+  opened.error = named.error;
+  if (opened.error == 0 && named.stale) opened.error = retries_.stale(thread, 0);
+  if (opened.error == 0 && named.found) {
+    absorb(*inode, *named.found);
+  } else if (opened.error == 0) {
+    opened.error = co_await refresh(inode, Metadata::For::opening);
+    bool nameless = false;
     {
       const std::lock_guard lock(inode->mutex);
       nameless = inode->gone || inode->record.links == 0;
-      readable = inode->record.has(Inode::kInline);
     }
-    if (nameless || told_stale_any_.load(std::memory_order_relaxed)) opened.error = tell_stale(id, thread, nameless, readable);
+    if (opened.error == 0 && nameless && !looked_up) opened.error = retries_.stale(thread, 0);
+  }
+  if (opened.error == 0) {
+    co_await forgotten_by_kernel(inode);  // its size, above all
+    co_await find_stores(inode);
   }
   if (opened.error == 0 && (flags & O_TRUNC) != 0) {
     SetRequest request;
@@ -1184,7 +1287,7 @@ Task<DirectoryPage> FileSystem::read_directory(std::shared_ptr<OpenDirectory> di
     entry.next = sequence + kDotDot;
     // A directory's record is in its own home: the kernel looks it up when it needs to.
     if (attributes && counter_of(name.inode) != kDirectoryCounter) {
-      if (clock_.now() - directory->ahead_at > options_.attribute_timeout) directory->ahead.clear();
+      if (clock_.now() - directory->ahead_at > std::max(options_.attribute_timeout, kAheadKept)) directory->ahead.clear();
       auto found = directory->ahead.find(raw(name.inode));
       if (found == directory->ahead.end()) {
         std::map<HomeId, std::vector<InodeId>> wanted;

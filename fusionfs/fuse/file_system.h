@@ -26,16 +26,19 @@
 #include "fusionfs/fuse/file_locks.h"
 #include "fusionfs/fuse/inodes.h"
 #include "fusionfs/fuse/patient_client.h"
+#include "fusionfs/fuse/retries.h"
 #include "fusionfs/fuse/worker.h"
 
 namespace fusionfs {
 
 struct FileSystemOptions {
   std::chrono::milliseconds attribute_timeout{1000};
+  std::chrono::milliseconds name_timeout{1000};  // as long the kernel uses a name without asking; 0: it always asks
   std::chrono::milliseconds commit_interval{2000};  // uncommitted writes of files still open
   std::chrono::milliseconds session_life{30'000};
   std::chrono::milliseconds lock_life{15'000};  // of the locks of a mount that was killed
   std::chrono::milliseconds moment = PatientClient::kMoment;  // for an answer of a store that has been silent
+  bool strict = false;  // whoever reads asks first; an append gives its right back at once. With commit_at_once
   bool read_only = false;
   bool relatime = false;  // reading changes atime, when it was before mtime or ctime, or a day ago
   bool provenance = false;  // who opened what is kept in the store
@@ -58,6 +61,11 @@ struct FileSystemOptions {
 };
 
 int errno_of_local(const base::Error& error);
+// Who changes a file: root, or a user who belongs to some groups.
+struct Changer {
+  bool privileged = true;
+  std::function<bool(std::uint32_t group)> belongs;  // asked when it matters, while the request is not answered
+};
 std::uint32_t without_set_ids(std::uint32_t mode);  // what a change of a file's content by somebody without privileges leaves
 // How long the right to append is made use of without asking again.
 inline constexpr std::chrono::milliseconds kAppendsKept{100};
@@ -114,14 +122,17 @@ class FileSystem {
   // Each inode returned by lookup, make, create, link (and readdirplus through keep()) is one more reference to
   // forget().
   // "." and "..": the inode itself, which need not be a directory, and a directory's parent.
-  Task<Looked> lookup(InodeId directory, std::string name);
-  void keep(const Inode& inode);
+  Task<Looked> lookup(InodeId directory, std::string name, std::uint32_t thread = 0);
+  void keep(InodeId directory, const std::string& name, const Inode& inode);
   // What the kernel is told of an inode that the store has described, as listings do: uncommitted writes included.
   Inode as_seen_here(const Inode& inode);
   void forget(InodeId inode, std::uint64_t lookups);
 
   Task<Looked> getattr(InodeId inode);
   Task<Looked> setattr(SetRequest request);
+  // The same for a caller that has come by a name: ESTALE, once, when that leads here no more. (See Retries.)
+  Task<Looked> getattr_by_name(InodeId inode, std::uint32_t thread);
+  Task<Looked> setattr_by_name(SetRequest request, std::uint32_t thread);
   Task<Looked> make(InodeId directory, CreateRequest request);  // any type; a regular file too (mknod)
   Task<Opened> create(InodeId directory, std::string name, std::uint32_t mode, std::uint32_t uid, std::uint32_t gid,
                       int flags);
@@ -132,8 +143,10 @@ class FileSystem {
   Task<TextReply> read_link(InodeId inode);
 
   // O_TRUNC takes the set-id bits, unless `privileged`: the kernel leaves that to who truncates at open.
-  // A file without a name is ESTALE, once for a `thread` that is not 0.
+  // ESTALE, once for a `thread` that is not 0, when a name by which the kernel may have come leads here no more.
   Task<Opened> open(InodeId inode, int flags, bool privileged = true, std::uint32_t thread = 0);
+  Task<int> open_directory(InodeId inode, std::uint32_t thread);
+  Retries& retries() { return retries_; }
   Task<int> flush(InodeId inode);
   // A descriptor of the process `owner` is closed: its record locks end, after what it wrote is committed.
   Task<int> closed(InodeId inode, std::uint64_t owner);
@@ -148,7 +161,12 @@ class FileSystem {
   int write(InodeId inode, std::uint64_t offset, base::Bytes bytes);
   // After write() past the page cache, for the kernel's part in it: who else has the file open here sees the bytes; set-id bits
   // (unless `privileged`) and capabilities go. With commit_at_once it is flush() too.
-  Task<int> wrote_past_cache(InodeId inode, bool privileged);
+  Task<int> wrote_past_cache(InodeId inode, Changer changer);
+  // What the kernel takes away itself before a write through its cache: set-id bits, unless privileged, and capabilities.
+  Task<int> take_privileges(InodeId inode, Changer changer);
+  // Before something is read: with strict coherence, what other mounts have written.
+  Task<int> current(InodeId inode);
+  bool strict() const { return options_.strict; }
   // Writes at the end, wherever other mounts have put it. `believed`: where the kernel thinks that is.
   Task<int> append(InodeId inode, std::uint64_t believed, std::string bytes);
   // As FileLocks::lock(). Who has got a lock reads what was written under it elsewhere; who gives one up has committed.
@@ -203,7 +221,17 @@ class FileSystem {
   // own attributes: nobody need ask for them.
   void note_change(InodeId directory, Nanos when, std::uint64_t sequence, unsigned records, int names, int directories);
   Task<Looked> lookup_number(InodeId id, bool parent);
-  int tell_stale(InodeId id, std::uint32_t thread, bool nameless, bool readable);
+  void reached(MountedInode& inode, InodeId directory, const std::string& name);  // its mutex is held
+  void renamed_here(InodeId inode, InodeId from, const std::string& from_name, InodeId to, const std::string& to_name);
+  void unnamed_here(InodeId inode, InodeId directory, const std::string& name);
+  bool surely_named(const ReachedBy& name);
+  // Whether the names by which the kernel may have come lead here now. `found`: the inode as it is, when the store has told of it too.
+  struct Named {
+    int error = 0;
+    bool stale = false;
+    std::optional<Inode> found;
+  };
+  Task<Named> check_names(std::shared_ptr<MountedInode> inode, Metadata::For what);
   void forget_names(InodeId directory);
   bool surely_absent(InodeId directory, const std::string& name);
   Inode seen_directory(InodeId directory);
@@ -215,7 +243,7 @@ class FileSystem {
   Task<int> commit_in_turn(std::shared_ptr<MountedInode> inode);
   Task<int> commit(std::shared_ptr<MountedInode> inode, bool ends_append = false);
   Task<Looked> truncate(std::shared_ptr<MountedInode> inode, SetRequest request);
-  Task<int> refresh(std::shared_ptr<MountedInode> inode);
+  Task<int> refresh(std::shared_ptr<MountedInode> inode, Metadata::For what = Metadata::For::looking);
   int prepare(MountedInode& inode, std::shared_ptr<Content>& content);
   Task<int> commit_elsewhere(std::shared_ptr<MountedInode> inode, Inode record, std::vector<Extent> written);
   void seek_stores();
@@ -225,7 +253,9 @@ class FileSystem {
   void fill_cache_locked(MountedInode& inode);
   std::shared_ptr<Content> content_of(MountedInode& inode);  // inode.mutex is held
   void buried(const Inode& inode);
-  void orphaned(const Inode& inode);
+  void orphaned(const Inode& inode, bool elsewhere);
+  enum class Tend { on, at_the_end };
+  Task<int> tend_nameless(Tend how);
   void mark_dirty_locked(MountedInode& inode);
   Task<int> bury_dead_sessions(bool at_start);
   Task<bool> bury(std::uint64_t session);
@@ -252,9 +282,7 @@ class FileSystem {
   Metadata metadata_;
   FileLocks locks_;
   std::atomic<std::uint64_t> next_handle_{1};
-  std::mutex stale_mutex_;
-  std::map<std::uint32_t, InodeId> told_stale_;  // by thread, since its last open. Guarded by stale_mutex_
-  std::atomic<bool> told_stale_any_{false};
+  Retries retries_;
 
   std::atomic<std::int64_t> under_way_{0}, locking_{0};
   std::mutex trouble_mutex_;
@@ -275,6 +303,9 @@ class FileSystem {
   std::map<std::uint64_t, std::chrono::steady_clock::time_point> waited_for_;
   std::atomic<bool> refreshing_{false}, told_lacking_{false};
   Worker notices_, chores_;  // what the kernel is to be told; what may take long
+  // What this session is told to let go of, by its list in the store; since when. Of the task that has set tending_.
+  std::map<InodeId, base::Time> nameless_;
+  std::atomic<bool> tending_{false};
   std::atomic<bool> burying_{false}, settle_{false}, settling_{false}, ending_{false};
   std::set<std::uint64_t> silent_;  // sessions that did not live when last looked at. Who has set burying_
 };

@@ -23,15 +23,23 @@ Glue& glue_of(fuse_req_t request) { return *static_cast<Glue*>(fuse_req_userdata
 FileSystem& files_of(fuse_req_t request) { return glue_of(request).files; }
 InodeId inode_of(fuse_ino_t number) { return InodeId{number}; }
 
+std::uint32_t thread_of(fuse_req_t request) { return static_cast<std::uint32_t>(fuse_req_ctx(request)->pid); }
+
+// Whether a request is the last of its system call, which `serve` tells the retries; or else one on the way along a path, or one that
+// tells them itself.
+enum class Part { last, other };
+
 // Runs a task for a request and answers with `reply` wherever the task ends.
 template <typename T, typename Reply>
-void serve(fuse_req_t request, Task<T> task, Reply reply) {
+void serve(fuse_req_t request, Task<T> task, Reply reply, Part part = Part::last) {
   FileSystem& files = files_of(request);
+  const std::uint32_t thread = part == Part::last ? thread_of(request) : 0;
   // Alone: this thread waits for the store itself, which is quickest. Beside others: it goes on to the next request.
   using Which = CallsBlock::Which;
   const bool first = files.begin() == 0;
   const CallsBlock calls(glue_of(request).options.store_in_process ? Which::every : first ? Which::lone : Which::none);
-  start(std::move(task), [&files, request, reply = std::move(reply)](T result) mutable {
+  start(std::move(task), [&files, request, thread, reply = std::move(reply)](T result) mutable {
+    if (thread != 0) files.retries().answered(thread);  // before the thread can go on
     reply(request, result);
     files.end();
   });
@@ -96,10 +104,25 @@ void reply_looked(fuse_req_t request, const Looked& looked) {
   if (fuse_reply_entry(request, &entry) != 0) files.forget(looked.inode.id, 1);
 }
 
-void reply_attributes(fuse_req_t request, InodeId inode, const Looked& looked) {
-  if (looked.error != 0) return answer_error(request, or_stale(inode, looked.error));
+void reply_attributes(fuse_req_t request, const Looked& looked) {
+  if (looked.error != 0) return answer_error(request, looked.error);
   const struct stat status = to_stat(glue_of(request).options, looked.inode);
   fuse_reply_attr(request, &status, glue_of(request).options.attribute_timeout);
+}
+
+// Answers a change of a directory's names. FileSystem says ESTALE when the directory is not there any more: the kernel looks its name up
+// anew, and ENOENT is told when that leads to the same.
+void answer_change(fuse_req_t request, int error) {
+  Retries& retries = files_of(request).retries();
+  if (error == ESTALE) error = retries.stale(thread_of(request), ENOENT);
+  if (error != ESTALE) retries.answered(thread_of(request));
+  answer_error(request, error);
+}
+
+void reply_made(fuse_req_t request, const Looked& made) {
+  if (made.error != 0) return answer_change(request, made.error);
+  files_of(request).retries().answered(thread_of(request));
+  reply_looked(request, made);
 }
 
 // From this version of its protocol on (Linux 6.6) the kernel drops the pages of what is written past its cache.
@@ -144,7 +167,7 @@ void on_init(void* userdata, fuse_conn_info* connection) {
 }
 
 void on_lookup(fuse_req_t request, fuse_ino_t parent, const char* name) {
-  serve(request, files_of(request).lookup(inode_of(parent), name), reply_looked);
+  serve(request, files_of(request).lookup(inode_of(parent), name, thread_of(request)), reply_looked, Part::other);
 }
 
 void on_forget(fuse_req_t request, fuse_ino_t inode, std::uint64_t count) {
@@ -157,12 +180,14 @@ void on_forget_multi(fuse_req_t request, std::size_t count, fuse_forget_data* fo
   fuse_reply_none(request);
 }
 
-void on_getattr(fuse_req_t request, fuse_ino_t inode, fuse_file_info*) {
-  serve(request, files_of(request).getattr(inode_of(inode)),
-        [inode](fuse_req_t to, const Looked& looked) { reply_attributes(to, inode_of(inode), looked); });
+void on_getattr(fuse_req_t request, fuse_ino_t inode, fuse_file_info* info) {
+  FileSystem& files = files_of(request);
+  const InodeId id = inode_of(inode);
+  const bool by_name = info == nullptr && counter_of(id) != kDirectoryCounter;
+  serve(request, by_name ? files.getattr_by_name(id, thread_of(request)) : files.getattr(id), reply_attributes);
 }
 
-void on_setattr(fuse_req_t request, fuse_ino_t inode, struct stat* status, int to_set, fuse_file_info*) {
+void on_setattr(fuse_req_t request, fuse_ino_t inode, struct stat* status, int to_set, fuse_file_info* info) {
   FileSystem& files = files_of(request);
   SetRequest set;
   set.inode = inode_of(inode);
@@ -192,8 +217,8 @@ void on_setattr(fuse_req_t request, fuse_ino_t inode, struct stat* status, int t
     set.mtime = (to_set & FUSE_SET_ATTR_MTIME_NOW) != 0 ? now : to_nanos(status->st_mtim);
   }
   set.now = now;
-  serve(request, files.setattr(set),
-        [inode](fuse_req_t to, const Looked& looked) { reply_attributes(to, inode_of(inode), looked); });
+  serve(request, info == nullptr ? files.setattr_by_name(std::move(set), thread_of(request)) : files.setattr(std::move(set)),
+        reply_attributes);
 }
 
 void on_readlink(fuse_req_t request, fuse_ino_t inode) {
@@ -251,9 +276,10 @@ Task<Opened> create_inheriting(FileSystem& files, InodeId parent, std::string na
 void make(fuse_req_t request, fuse_ino_t parent, CreateRequest create) {
   FileSystem& files = files_of(request);
   if (glue_of(request).options.access_lists)
-    serve(request, make_inheriting(files, inode_of(parent), std::move(create), fuse_req_ctx(request)->umask), reply_looked);
+    serve(request, make_inheriting(files, inode_of(parent), std::move(create), fuse_req_ctx(request)->umask),
+          reply_made, Part::other);
   else
-    serve(request, files.make(inode_of(parent), std::move(create)), reply_looked);
+    serve(request, files.make(inode_of(parent), std::move(create)), reply_made, Part::other);
 }
 
 void on_mknod(fuse_req_t request, fuse_ino_t parent, const char* name, mode_t mode, dev_t device) {
@@ -273,21 +299,21 @@ void on_symlink(fuse_req_t request, const char* target, fuse_ino_t parent, const
 }
 
 void on_unlink(fuse_req_t request, fuse_ino_t parent, const char* name) {
-  serve(request, files_of(request).unlink(inode_of(parent), name), answer_error);
+  serve(request, files_of(request).unlink(inode_of(parent), name), answer_change, Part::other);
 }
 
 void on_rmdir(fuse_req_t request, fuse_ino_t parent, const char* name) {
-  serve(request, files_of(request).remove_directory(inode_of(parent), name), answer_error);
+  serve(request, files_of(request).remove_directory(inode_of(parent), name), answer_change, Part::other);
 }
 
 void on_rename(fuse_req_t request, fuse_ino_t from, const char* name, fuse_ino_t to, const char* new_name,
                unsigned flags) {
   if ((flags & ~(kNoReplace | kExchange)) != 0) return answer_error(request, EINVAL);
-  serve(request, files_of(request).rename(inode_of(from), name, inode_of(to), new_name, flags), answer_error);
+  serve(request, files_of(request).rename(inode_of(from), name, inode_of(to), new_name, flags), answer_change, Part::other);
 }
 
 void on_link(fuse_req_t request, fuse_ino_t inode, fuse_ino_t parent, const char* name) {
-  serve(request, files_of(request).link(inode_of(inode), inode_of(parent), name), reply_looked);
+  serve(request, files_of(request).link(inode_of(inode), inode_of(parent), name), reply_made, Part::other);
 }
 
 // Whether close(2) need not ask us: nothing was written, or each write was committed. A file opened for both may have
@@ -298,6 +324,8 @@ bool close_is_idle(const FileSystem& files, int flags) {
 }
 
 void set_handle(const Glue& glue, fuse_file_info& file, bool alone) {
+  // Pages in the kernel's cache are read without asking.
+  if (glue.files.strict()) file.direct_io = 1;
   file.noflush = close_is_idle(glue.files, file.flags) ? 1 : 0;
   file.fh = glue.files.new_handle() | (file.noflush != 0 ? FileLocks::kSilent : 0);
   if (glue.options.writeback || (file.flags & O_ACCMODE) != O_WRONLY) return;
@@ -334,8 +362,7 @@ std::string use_of(fuse_req_t request, int flags) {
 
 void on_open(fuse_req_t request, fuse_ino_t inode, fuse_file_info* info) {
   fuse_file_info file = *info;
-  serve(request, files_of(request).open(inode_of(inode), info->flags, fuse_req_ctx(request)->uid == 0,
-                                       static_cast<std::uint32_t>(fuse_req_ctx(request)->pid)),
+  serve(request, files_of(request).open(inode_of(inode), info->flags, fuse_req_ctx(request)->uid == 0, thread_of(request)),
         [file, inode, use = use_of(request, info->flags)](fuse_req_t to, const Opened& opened) mutable {
           if (opened.error != 0) return answer_error(to, opened.error);
           file.keep_cache = opened.keep_cache ? 1 : 0;
@@ -357,7 +384,8 @@ void on_create(fuse_req_t request, fuse_ino_t parent, const char* name, mode_t m
           : all.create(inode_of(parent), name, mode, caller->uid, caller->gid, info->flags);
   serve(request, std::move(task),
         [file, use](fuse_req_t to, const Opened& opened) mutable {
-          if (opened.error != 0) return answer_error(to, opened.error);
+          if (opened.error != 0) return answer_change(to, opened.error);
+          files_of(to).retries().answered(thread_of(to));
           const Glue& glue = glue_of(to);
           FileSystem& files = glue.files;
           if (!use.empty()) files.note_use(opened.inode.id, use);
@@ -368,11 +396,12 @@ void on_create(fuse_req_t request, fuse_ino_t parent, const char* name, mode_t m
             const InodeId id = opened.inode.id;
             start(files.release(id), [&files, id](int) { files.forget(id, 1); });
           }
-        });
+        },
+        Part::other);
 }
 
 // One buffer for each thread that reads; a request asks for 1 MiB at most.
-void on_read(fuse_req_t request, fuse_ino_t inode, std::size_t size, off_t offset, fuse_file_info*) {
+void answer_read(fuse_req_t request, fuse_ino_t inode, std::size_t size, off_t offset) {
   thread_local std::vector<char> buffer;
   if (buffer.size() < size) buffer.resize(size);
   std::size_t got = 0;
@@ -384,11 +413,54 @@ void on_read(fuse_req_t request, fuse_ino_t inode, std::size_t size, off_t offse
     fuse_reply_buf(request, buffer.data(), got);
 }
 
+void on_read(fuse_req_t request, fuse_ino_t inode, std::size_t size, off_t offset, fuse_file_info*) {
+  if (!files_of(request).strict()) return answer_read(request, inode, size, offset);
+  serve(request, files_of(request).current(inode_of(inode)), [inode, size, offset](fuse_req_t to, int error) {
+    if (error != 0)
+      answer_error(to, error);
+    else
+      answer_read(to, inode, size, offset);
+  });
+}
+
+// The caller, as far as it matters to who may leave a file its set-id bits.
+Changer changer_of(fuse_req_t request) {
+  const auto belongs = [request](std::uint32_t group) {
+    if (fuse_req_ctx(request)->gid == group) return true;
+    std::vector<gid_t> groups(64);
+    int count = fuse_req_getgroups(request, static_cast<int>(groups.size()), groups.data());
+    if (count > static_cast<int>(groups.size())) {
+      groups.resize(static_cast<std::size_t>(count));
+      count = fuse_req_getgroups(request, count, groups.data());
+    }
+    groups.resize(static_cast<std::size_t>(std::clamp<int>(count, 0, static_cast<int>(groups.size()))));
+    return std::find(groups.begin(), groups.end(), group) != groups.end();
+  };
+  return {fuse_req_ctx(request)->uid == 0, belongs};
+}
+
+Task<int> append_and_take_privileges(FileSystem& files, InodeId inode, std::uint64_t believed, std::string bytes, Changer changer) {
+  int error = co_await files.append(inode, believed, std::move(bytes));
+  if (error == 0) error = co_await files.take_privileges(inode, std::move(changer));
+  co_return error;
+}
+
+Task<int> allocate_and_take_privileges(FileSystem& files, InodeId inode, int mode, std::uint64_t offset, std::uint64_t size,
+                                       Changer changer) {
+  int error = co_await files.current(inode);
+  if (error == 0) error = co_await files.allocate(inode, mode, offset, size);
+  if (error == 0 && files.strict()) error = co_await files.flush(inode);
+  if (error == 0) error = co_await files.take_privileges(inode, std::move(changer));
+  co_return error;
+}
+
 void on_write(fuse_req_t request, fuse_ino_t inode, const char* bytes, std::size_t size, off_t offset,
               fuse_file_info* info) {
   FileSystem& files = files_of(request);
   if ((info->flags & O_APPEND) != 0 && info->writepage == 0) {
-    serve(request, files.append(inode_of(inode), static_cast<std::uint64_t>(offset), std::string(bytes, size)),
+    serve(request,
+          append_and_take_privileges(files, inode_of(inode), static_cast<std::uint64_t>(offset), std::string(bytes, size),
+                                     changer_of(request)),
           [size](fuse_req_t to, int failed) {
             if (failed != 0)
               answer_error(to, failed);
@@ -399,12 +471,13 @@ void on_write(fuse_req_t request, fuse_ino_t inode, const char* bytes, std::size
   }
   const int error = files.write(inode_of(inode), static_cast<std::uint64_t>(offset), base::Bytes(bytes, size));
   if (error != 0) return answer_error(request, error);
-  const bool past_cache = (info->fh & FileSystem::kPastCache) != 0;
+  // O_DIRECT too: of a write that is not waited for (io_submit) the kernel leaves older pages in its cache.
+  const bool past_cache = (info->fh & FileSystem::kPastCache) != 0 || (info->writepage == 0 && (files.strict() || (info->flags & O_DIRECT) != 0));
   if (!files.commits_at_once() && !past_cache) {
     fuse_reply_write(request, size);
     return;
   }
-  Task<int> rest = past_cache ? files.wrote_past_cache(inode_of(inode), fuse_req_ctx(request)->uid == 0)
+  Task<int> rest = past_cache ? files.wrote_past_cache(inode_of(inode), changer_of(request))
                               : files.flush(inode_of(inode));
   serve(request, std::move(rest), [size](fuse_req_t to, int failed) {
     if (failed != 0)
@@ -506,8 +579,12 @@ using Directory = std::shared_ptr<OpenDirectory>;
 void on_opendir(fuse_req_t request, fuse_ino_t inode, fuse_file_info* info) {
   auto* handle = new Directory(std::make_shared<OpenDirectory>());
   (*handle)->id = inode_of(inode);
-  info->fh = reinterpret_cast<std::uint64_t>(handle);
-  if (fuse_reply_open(request, info) != 0) delete handle;
+  fuse_file_info file = *info;
+  file.fh = reinterpret_cast<std::uint64_t>(handle);
+  serve(request, files_of(request).open_directory(inode_of(inode), thread_of(request)), [handle, file](fuse_req_t to, int error) {
+    if (error != 0) answer_error(to, error);
+    if (error != 0 || fuse_reply_open(to, &file) != 0) delete handle;
+  });
 }
 
 void on_releasedir(fuse_req_t request, fuse_ino_t, fuse_file_info* info) {
@@ -520,7 +597,7 @@ void read_directory(fuse_req_t request, std::size_t size, off_t offset, fuse_fil
   const std::size_t smallest = plus ? 160 : 32;  // bytes an entry takes at least
   serve(request,
         files_of(request).read_directory(directory, static_cast<std::uint64_t>(offset), size / smallest + 1, plus),
-        [size, plus](fuse_req_t to, const DirectoryPage& page) {
+        [size, plus, listed = directory->id](fuse_req_t to, const DirectoryPage& page) {
           if (page.error != 0) return answer_error(to, page.error);
           const Glue& glue = glue_of(to);
           FileSystem& files = glue.files;
@@ -542,7 +619,7 @@ void read_directory(fuse_req_t request, std::size_t size, off_t offset, fuse_fil
                                             static_cast<off_t>(each.next));
               if (need > size - used) break;
               if (named) {
-                files.keep(each.attributes);
+                files.keep(listed, each.name, each.attributes);
                 kept.push_back(each.inode);
               }
             } else {
@@ -581,11 +658,13 @@ void on_statfs(fuse_req_t request, fuse_ino_t) {
     fuse_reply_statfs(request, &status);
 }
 
-Task<int> set_access_list(FileSystem& files, InodeId inode, std::string name, std::string value, std::uint32_t flags) {
+Task<int> set_access_list(FileSystem& files, InodeId inode, std::string name, std::string value, std::uint32_t flags, Changer changer) {
   const Looked looked = co_await files.getattr(inode);
   if (looked.error != 0) co_return looked.error;
-  const auto mode = mode_of_access_list(value, looked.inode.mode);
+  auto mode = mode_of_access_list(value, looked.inode.mode);
   if (!mode) co_return EINVAL;
+  // As chmod(2) by an owner outside the group.
+  if ((*mode & S_ISGID) != 0 && !changer.privileged && !changer.belongs(looked.inode.gid)) *mode &= ~std::uint32_t{S_ISGID};
   const int error = co_await files.set_attribute(inode, std::move(name), std::move(value), flags, mode);
   co_return error;
 }
@@ -612,7 +691,7 @@ void on_setxattr(fuse_req_t request, fuse_ino_t inode, const char* name, const c
     return answer_error(request, EOPNOTSUPP);
   if (attribute == "system.posix_acl_access") {
     serve(request,
-          set_access_list(files, inode_of(inode), name, std::string(value, size), static_cast<std::uint32_t>(flags)),
+          set_access_list(files, inode_of(inode), name, std::string(value, size), static_cast<std::uint32_t>(flags), changer_of(request)),
           answer_error);
     return;
   }
@@ -665,34 +744,39 @@ void on_listxattr(fuse_req_t request, fuse_ino_t inode, std::size_t size) {
 }
 
 void on_removexattr(fuse_req_t request, fuse_ino_t inode, const char* name) {
-  serve(request, files_of(request).remove_attribute(inode_of(inode), name),
-        [inode](fuse_req_t to, int error) { answer_error(to, or_stale(inode_of(inode), error)); });
+  const bool list = std::string_view(name).starts_with("system.posix_acl_");  // one that is not there is as good as removed
+  serve(request, files_of(request).remove_attribute(inode_of(inode), name), [inode, list](fuse_req_t to, int error) {
+    answer_error(to, list && error == ENODATA ? 0 : or_stale(inode_of(inode), error));
+  });
 }
 
 void on_fallocate(fuse_req_t request, fuse_ino_t inode, int mode, off_t offset, off_t size, fuse_file_info*) {
   if (offset < 0 || size <= 0) return answer_error(request, EINVAL);
   serve(request,
-        files_of(request).allocate(inode_of(inode), mode, static_cast<std::uint64_t>(offset),
-                                   static_cast<std::uint64_t>(size)),
+        allocate_and_take_privileges(files_of(request), inode_of(inode), mode, static_cast<std::uint64_t>(offset),
+                                     static_cast<std::uint64_t>(size), changer_of(request)),
         answer_error);
 }
 
 void on_lseek(fuse_req_t request, fuse_ino_t inode, off_t offset, int whence, fuse_file_info*) {
   if (whence != SEEK_DATA && whence != SEEK_HOLE) return answer_error(request, EINVAL);
   if (offset < 0) return answer_error(request, ENXIO);
-  std::uint64_t found = 0;
-  const int error =
-      files_of(request).seek(inode_of(inode), static_cast<std::uint64_t>(offset), whence == SEEK_DATA, found);
-  if (error != 0)
-    answer_error(request, error);
-  else
-    fuse_reply_lseek(request, static_cast<off_t>(found));
+  serve(request, files_of(request).current(inode_of(inode)), [inode, offset, whence](fuse_req_t to, int failed) {
+    std::uint64_t found = 0;
+    const int error = failed != 0 ? failed
+                                  : files_of(to).seek(inode_of(inode), static_cast<std::uint64_t>(offset), whence == SEEK_DATA, found);
+    if (error != 0)
+      answer_error(to, error);
+    else
+      fuse_reply_lseek(to, static_cast<off_t>(found));
+  });
 }
 
 void on_copy_file_range(fuse_req_t request, fuse_ino_t from, off_t from_offset, fuse_file_info*, fuse_ino_t to,
                         off_t to_offset, fuse_file_info*, std::size_t size, int flags) {
   if (flags != 0 || from_offset < 0 || to_offset < 0) return answer_error(request, EINVAL);
   FileSystem& files = files_of(request);
+  if (files.strict()) return answer_error(request, EOPNOTSUPP);  // the kernel reads and writes instead
   constexpr std::size_t kPiece = std::size_t{1} << 20,
                         kMost = std::size_t{64} << 20;  // of one answer: the caller goes on
   thread_local std::vector<char> buffer(kPiece);

@@ -63,6 +63,13 @@ std::vector<InodeId> InodeTable::open_in(HomeId home) const {
   return {found->second.begin(), found->second.end()};
 }
 
+std::vector<HomeId> InodeTable::open_homes() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<HomeId> homes;
+  for (const auto& [home, inodes] : open_) homes.push_back(HomeId{home});
+  return homes;
+}
+
 std::vector<std::shared_ptr<MountedInode>> InodeTable::all() const {
   std::vector<std::shared_ptr<MountedInode>> list;
   for (const Slice& at : slices_) {

@@ -71,6 +71,7 @@ struct KnownNames {
   std::uint64_t sequence = 0;  // `names` is the directory after this record
   std::uint64_t seen = 0;      // the last record the store has told of
   base::Time lease_until{};
+  base::Time since{};  // `names` has been complete from then on
   std::unordered_set<std::string> names;
   unsigned misses = 0;  // lookups that found nothing and had to ask
   bool loading = false;
@@ -78,6 +79,13 @@ struct KnownNames {
 
 struct Extent {
   std::uint64_t from = 0, to = 0;  // bytes
+};
+
+// A name by which the kernel has been led to an inode: it may use it again, without asking, until its time is over.
+struct ReachedBy {
+  InodeId directory{};
+  std::string name;
+  base::Time at{};
 };
 
 // Members below `mutex` are guarded by it; it is held briefly and never while waiting for the store, a disk or another node.
@@ -98,12 +106,15 @@ struct MountedInode {
   unsigned invalidating = 0;                   // the kernel is about to be told that its cache is out of date
   bool was_read = false;                       // record.atime is to be committed
   bool gone = false;                           // no name leads here any more
+  bool shared = false;                         // gone, and another mount may have it open too: the store knows it still
+  bool lost = false;                           // gone from the store too, while open here: its chunks may be
   bool dirty = false;                          // size, mtime or content to commit
   bool in_flight = false;                      // a commit was sent and not yet answered
   bool spilled = false;                        // was inline, is in chunks now, and the store does not know yet
   std::uint64_t dirty_from = 0, dirty_to = 0;  // inline bytes to commit
   std::vector<Extent> written;                 // chunks' bytes since the last commit was sent
   int write_error = 0;                         // of a commit in the background: told once
+  std::vector<ReachedBy> reached_by;           // the oldest first; those whose time is over go when another comes
   std::unique_ptr<KnownNames> names;           // directories in which this mount changes names
   bool spread = false;                         // over several homes: no lease covers all names, `names` is of no use
   std::optional<std::uint64_t> listed;         // directories: `record` is as the store told it after this record of the listing
@@ -124,6 +135,7 @@ class InodeTable {
   void opened(InodeId inode);
   void closed(InodeId inode);
   std::vector<InodeId> open_in(HomeId home) const;
+  std::vector<HomeId> open_homes() const;
   std::vector<std::shared_ptr<MountedInode>> all() const;
   std::size_t size() const;
 

@@ -113,6 +113,8 @@ Result<void> parse_options(const std::string& list, MountOptions& options) {
       options.access_lists = true;
     else if (plain && name == "noacl")
       options.access_lists = false;
+    else if (part == "coherence=strict" || part == "coherence=close-to-open")
+      options.strict = value == "strict";
     else if (plain && name == "writeback")
       options.writeback = true;
     else if (part == "local_lock=all" || (plain && name == "nolock"))
@@ -191,7 +193,7 @@ Result<void> parse_options(const std::string& list, MountOptions& options) {
       options.threads = static_cast<int>(count);
     } else if (!part.empty()) {
       return fail(Code::invalid, "-o ", base::escape(part),
-                  ": no such option; known are ro, rw, allow_other, noallow_other, acl, writeback, "
+                  ": no such option; known are ro, rw, allow_other, noallow_other, acl, coherence=strict|close-to-open, writeback, "
                   "dev, nodev, suid, nosuid, exec, noexec, sync, async, nonempty, embed, noembed, local_lock=all|none, relatime, noatime, "
                   "provenance, replicas=N, serve[=ADDRESS[:PORT]], noserve, uid=N, gid=N, umask=OCTAL, "
                   "attr_timeout=S, entry_timeout=S, threads=N, cluster=HOST:PORT, data=FOLDER, fsname=NAME");
@@ -323,12 +325,17 @@ Result<bool> serve_mount(zht::Client& client, const MountOptions& options, const
   base::SystemClock clock;
   fuse_session* session = nullptr;
   FileSystemOptions file_options;
-  file_options.attribute_timeout = std::chrono::milliseconds(static_cast<long>(options.attribute_timeout * 1000));
+  if (options.strict && options.writeback)
+    return fail(Code::invalid, "-o writeback keeps writes back, which coherence=strict forbids: choose one of them");
+  const double attribute_timeout = options.strict ? 0 : options.attribute_timeout, entry_timeout = options.strict ? 0 : options.entry_timeout;
+  file_options.attribute_timeout = std::chrono::milliseconds(static_cast<long>(attribute_timeout * 1000));
+  file_options.name_timeout = std::chrono::milliseconds(static_cast<long>(entry_timeout * 1000));
+  file_options.strict = options.strict;
   file_options.read_only = options.read_only;
   file_options.moment = std::min<std::chrono::milliseconds>(file_options.moment, options.timeout);
   file_options.relatime = options.relatime;
   file_options.provenance = options.provenance;
-  file_options.commit_at_once = options.store_in_process;
+  file_options.commit_at_once = options.store_in_process || options.strict;
   file_options.warn = [](const std::string& text) { log.warn(text); };
   file_options.changed_elsewhere = [&session](InodeId inode) {
     if (session != nullptr) fuse_lowlevel_notify_inval_inode(session, raw(inode), 0, 0);
@@ -388,8 +395,8 @@ Result<bool> serve_mount(zht::Client& client, const MountOptions& options, const
   const char* argv[] = {"fusionfs", "-o", mount_options.c_str(), nullptr};
   fuse_args arguments = FUSE_ARGS_INIT(3, const_cast<char**>(argv));
   Glue glue{file_system, {}};
-  glue.options.entry_timeout = options.entry_timeout;
-  glue.options.attribute_timeout = options.attribute_timeout;
+  glue.options.entry_timeout = entry_timeout;
+  glue.options.attribute_timeout = attribute_timeout;
   glue.options.access_lists = options.access_lists;
   glue.options.writeback = options.writeback;
   glue.options.local_locks = options.local_locks;

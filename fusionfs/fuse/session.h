@@ -27,13 +27,15 @@ struct MountOptions {
   bool local_locks = false;
   bool relatime = false;
   bool provenance = false;
-  bool device_files = true;  // root only
-  bool set_user_id = true;   // root only
+  bool device_files = false;  // root only
+  bool set_user_id = false;   // root only
   bool no_execute = false;
   bool synchronous = false;         // each write is synced before it returns
   std::string source = "fusionfs";  // what df and /proc/mounts show as the device
   double attribute_timeout = 1.0;  // seconds
   double entry_timeout = 1.0;
+  // What other mounts have done is seen at once, at the price of asking for everything: no name, attribute or page is believed.
+  bool strict = false;
   int threads = 2;  // that read requests from the kernel
   std::chrono::milliseconds timeout{30'000};  // of the client given: how long a request waits for a store that does not answer
   // All files are shown as belonging to these, with the bits of `umask` taken away. Absent: as they are.

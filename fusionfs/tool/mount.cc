@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <sstream>
+#include <thread>
 #include <nlohmann/json.hpp>
 
 #include "fusionfs/data/sweep.h"
@@ -69,15 +70,45 @@ bool alone(const std::string& data_folder, const std::string& own) {
   return std::all_of(running.begin(), running.end(), [&](const std::string& name) { return name == own; });
 }
 
+// The right to serve this directory. A process that served it until now may be committing what is left: it is waited for, aloud. One that
+// serves it in another mount namespace (a container's) goes on for as long as it likes.
+Result<support::LockFile> hold_mount(const MountOptions& options, const std::string& own, bool quiet) {
+  constexpr std::chrono::seconds kSilently{1}, kMost{60};
+  auto lock = support::hold_service(options.data_folder, own);
+  bool told = false;
+  const auto began = std::chrono::steady_clock::now();
+  while (!lock && lock.code() == Code::conflict) {
+    const auto pid = support::service_pid(options.data_folder, own);
+    if (pid && *pid > 0) {
+      struct stat here {}, there {};
+      const std::string theirs = "/proc/" + std::to_string(*pid) + "/ns/mnt";
+      if (::stat("/proc/self/ns/mnt", &here) == 0 && ::stat(theirs.c_str(), &there) == 0 && here.st_ino != there.st_ino)
+        return fail(Code::conflict, options.directory, " is served in another mount namespace, by process ", *pid,
+                    "; unmount it there (nsenter -t ", *pid, " -m umount ", options.directory, "), or mount on another directory");
+    }
+    const std::vector<Mounted> all = mounts();
+    const bool mounted = std::any_of(all.begin(), all.end(), [&](const Mounted& each) { return each.directory == options.directory; });
+    const auto waited = std::chrono::steady_clock::now() - began;
+    if (mounted || waited > kMost) return lock.error();
+    if (!told && !quiet && waited > kSilently) {
+      std::fprintf(stderr, "fusionfs: waiting for process %d, which commits what was written to %s before\n", pid ? static_cast<int>(*pid) : 0,
+                   options.directory.c_str());
+      told = true;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    lock = support::hold_service(options.data_folder, own);
+  }
+  return lock;
+}
+
 // Serves the mount until it ends. With -o embed a local node that is not running yet runs in this process (unless nodes are
 // configured): what a mount asks of it is then done without a switch to another process. It goes with the mount, or with the
 // last of the others that use it meanwhile; whoever comes later starts one.
 Result<void> serve(const support::CommonFlags& common, MountOptions options, const std::function<void()>& ready) {
   block_signals();
   const std::string own = service_name(options.directory);
-  auto lock = support::hold_service(options.data_folder, own);
-  if (!lock) return lock.error();
-  std::optional<support::LockFile> held(std::move(*lock));
+  TRY_LET(lock, hold_mount(options, own, common.quiet));
+  std::optional<support::LockFile> held(std::move(lock));
   zht::ClientOptions client_options = common.client_options();
   client_options.data_folder = options.data_folder;
   if (common.timeout.count() == 0) client_options.timeout = kDefaultTimeout;
@@ -281,6 +312,7 @@ void add_mount_verbs(support::Program& program) {
   struct Arguments {
     std::string directory;
     std::vector<std::string> options;
+    std::string coherence;
     bool foreground = false, non_empty = false, lazy = false, force = false, read_only = false;
   };
   const auto arguments = std::make_shared<Arguments>();
@@ -294,6 +326,9 @@ void add_mount_verbs(support::Program& program) {
         ->allow_extra_args(false);
     verb.options().add_flag("-f,--foreground", arguments->foreground,
                             "serve in this process until it is unmounted or Ctrl-C");
+    verb.options().add_option("--coherence", arguments->coherence,
+                              "strict: what other mounts do is seen at once; close-to-open (default): when a file is opened")
+        ->check(CLI::IsMember({"strict", "close-to-open"}));
     verb.options().add_flag("-r,--read-only", arguments->read_only, "as -o ro");
     verb.options().add_flag("--nonempty", arguments->non_empty, "hide what the directory holds");
     verb.action([&program, arguments]() -> Result<int> {
@@ -304,6 +339,7 @@ void add_mount_verbs(support::Program& program) {
       options.non_empty = arguments->non_empty;
       options.read_only = arguments->read_only;
       for (const auto& list : arguments->options) TRY(parse_options(list, options));
+      if (!arguments->coherence.empty()) options.strict = arguments->coherence == "strict";
       if (common.cluster.empty()) common.cluster = options.cluster;
       if (common.data.empty()) common.data = options.data;
       TRY_LET(data, support::data_folder(common.data));

@@ -184,7 +184,7 @@ class Program(unittest.TestCase):
         harness.wait_for(lambda: self.box.mounted(point), "a mount")
         if os.geteuid() == 0:
             # As mount(8) calls it for `mount -o remount,ro`, with what else the mount has.
-            others = ",nosuid,relatime,user_id=0,group_id=0,default_permissions,allow_other"
+            others = ",nosuid,nodev,relatime,user_id=0,group_id=0,default_permissions,allow_other"
             self.box.run("mount.fuse.fusionfs", "fusionfs", point, "-o", "ro,remount" + others)
             with self.assertRaises(OSError) as failed:
                 os.mkdir(os.path.join(point, "d"))

@@ -321,7 +321,7 @@ TEST_F(FileSystemTest, AWritePastTheCacheTakesSetIdBitsAndCapabilities) {
   };
   const auto mode_after = [&](bool privileged) {
     EXPECT_EQ(files.write(id, 0, "x"), 0);
-    EXPECT_EQ(wait(files.wrote_past_cache(id, privileged)), 0);
+    EXPECT_EQ(wait(files.wrote_past_cache(id, {privileged, [](std::uint32_t) { return true; }})), 0);
     return wait(files.getattr(id)).inode.mode & 07777;
   };
   set_mode(06755);
@@ -345,7 +345,7 @@ TEST_F(FileSystemTest, ASmallFileWrittenPastTheCacheIsPutIntoItByTheLastClose) {
       EXPECT_EQ(wait(files.open(id, O_RDONLY)).error, 0);
     }
     EXPECT_EQ(files.write(id, 0, bytes), 0);
-    EXPECT_EQ(wait(files.wrote_past_cache(id, true)), 0);
+    EXPECT_EQ(wait(files.wrote_past_cache(id, {})), 0);
     EXPECT_EQ(wait(files.flush(id)), 0);
     EXPECT_EQ(wait(files.release(id, FileSystem::kPastCache)), 0);
     const bool filled = filled_.count(raw(id)) != 0;

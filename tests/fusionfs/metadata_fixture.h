@@ -55,7 +55,7 @@ class MetadataTest : public testing::Test {
       return here;
     };
     options.gone = [this](const Inode& inode) { gone_.push_back(inode.id); };
-    options.orphaned = [this](const Inode& inode) { orphaned_.push_back(inode.id); };
+    options.orphaned = [this](const Inode& inode, bool) { orphaned_.push_back(inode.id); };
     options.split_at = split_at;
     metadata_ = std::make_unique<Metadata>(*client_, store_->clock(), options);
     EXPECT_EQ(wait(metadata_->make_root(0755, 0, 0)).error, 0);

@@ -1,0 +1,50 @@
+// Paths that the kernel walks a second time. It keeps names for a while (entry_timeout), so a request may come for an inode to which
+// its name leads no more. Told ESTALE, the kernel walks the path anew within the same system call, with a LOOKUP for each part of it,
+// and comes back: once. What it then brings was looked up during that very call (perhaps by another thread at the same moment), and is
+// what the caller gets, though the name may have changed again; a second ESTALE would go to the program.
+//
+//   if (!retries.on_second_walk(thread) && name_has_changed) return retries.stale(thread, ENOENT);
+//
+// A system call is known by its thread: a thread makes one at a time. Any thread.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <mutex>
+
+#include "novoht/base/clock.h"
+
+namespace fusionfs {
+
+class Retries {
+ public:
+  explicit Retries(const base::Clock& clock) : clock_(clock) {}
+
+  // ESTALE when the `thread` (0: unknown) is not on a second walk already; else `otherwise`.
+  int stale(std::uint32_t thread, int otherwise);
+  bool on_second_walk(std::uint32_t thread) const;
+  // A LOOKUP of the thread has found something; or nothing, which ends the walk.
+  void looked_up(std::uint32_t thread);
+  void found_nothing(std::uint32_t thread);
+  // A request other than LOOKUP is answered: the system call is over, unless it was told ESTALE just now.
+  void answered(std::uint32_t thread);
+
+ private:
+  // A call that was told ESTALE comes back at once or, if it is refused on its way (EACCES), never.
+  static constexpr std::chrono::seconds kComesBack{2};
+  static constexpr std::size_t kMostThreads = 1024;
+  struct Walk {
+    base::Time at{};
+    bool just_told = true;
+  };
+  bool late(const Walk& walk) const { return clock_.now() - walk.at > kComesBack; }
+
+  const base::Clock& clock_;
+  std::atomic<bool> any_{false};
+  mutable std::mutex mutex_;
+  std::map<std::uint32_t, Walk> walks_;  // by thread. Guarded by mutex_
+};
+
+}  // namespace fusionfs
