@@ -83,7 +83,8 @@ Task<int> Metadata::settle_page(std::vector<std::string> keys, std::vector<std::
     std::uint64_t home = 0;
     if (brace == std::string::npos || !parse_hex(Bytes(key).substr(3, brace - 3), home)) continue;
     const Bytes rest = Bytes(key).substr(brace + 1);
-    const bool record = rest.starts_with("u/") || rest.starts_with("p/") || rest.starts_with("k/") || rest.starts_with("h/") || rest.starts_with("m/");
+    constexpr Bytes kRecords[] = {"u/", "p/", "k/", "h/", "m/"};
+    const bool record = std::any_of(std::begin(kRecords), std::end(kRecords), [&](Bytes kind) { return rest.starts_with(kind); });
     if (rest == "s" || rest == "i/1" || rest.starts_with("e/") || record)
       wanted.push_back({HomeId{home}, std::string(rest), std::move(key)});
   }

@@ -15,7 +15,6 @@
 #include <cerrno>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <set>
 #include <shared_mutex>
 #include <string>

@@ -94,7 +94,8 @@ class Snapshot final : public replication::SnapshotSource {
 }  // namespace
 
 ReplicatedStore::ReplicatedStore(base::FileSystem& files, std::string folder, Options options)
-    : files_(files), folder_(std::move(folder)), options_(std::move(options)), results_(kSessionLife, options_.results_bytes), outdated_(options_.outdated) {}
+    : files_(files), folder_(std::move(folder)), options_(std::move(options)), results_(kSessionLife, options_.results_bytes),
+      outdated_(options_.outdated) {}
 
 ReplicatedStore::~ReplicatedStore() = default;
 
