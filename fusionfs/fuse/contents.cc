@@ -661,7 +661,8 @@ Task<int> FileSystem::release(InodeId id, std::uint64_t handle, std::uint64_t fl
     if ((handle & kPastCache) != 0) fill_cache_locked(*inode);
     inode->opens -= inode->opens > 0 ? 1 : 0;
     last = inode->opens == 0;
-    reap = last && inode->gone;
+    // What others may keep too is let go of a while later (tend_nameless): a path that led here may be on its way still.
+    reap = last && inode->gone && !inode->shared;
     appends = last && inode->appends_until != base::Time{};
     was_read = last && std::exchange(inode->was_read, false) && !inode->gone;
     read_at.inode = id;

@@ -30,6 +30,7 @@ constexpr zht::Millis kLastWords{2'000};
 constexpr std::size_t kMostChores = 10'000;
 constexpr std::chrono::milliseconds kJustTold{2};
 constexpr std::chrono::seconds kLookForNameless{5};  // longer than kOpensNow
+constexpr Nanos kYoung = 10'000'000'000;  // how long an empty file is taken for one that is about to be written
 constexpr std::chrono::minutes kTroubleWindow{1};
 constexpr unsigned kTroublesTold = 10;  // a window
 
@@ -49,7 +50,7 @@ FileSystem::FileSystem(zht::Client& client, const base::Clock& clock, const Chun
       metadata_(client_, clock,
                 {.session = options_.leases ? session_ : 0,
                  .held = [this](HomeId home) { return table_.open_in(home); },
-                 .opener = session_,
+                 .opener = options_.leases ? session_ : 0,
                  .gone = [this](const Inode& inode) { buried(inode); },
                  .orphaned = [this](const Inode& inode, bool elsewhere) { orphaned(inode, elsewhere); },
                  .spread = [this](InodeId directory) { spread(directory); },
@@ -438,8 +439,21 @@ Inode FileSystem::view(const Inode& record) {
   return copy;
 }
 
+bool FileSystem::about_to_change_locked(const MountedInode& inode, const Inode& record) const {
+  return record.size == 0 && is_regular(record.mode) && !inode.made_here && metadata_.now() - record.ctime < kYoung;
+}
+
+bool FileSystem::about_to_change(const Inode& inode) {
+  if (inode.size != 0 || !is_regular(inode.mode) || metadata_.now() - inode.ctime >= kYoung) return false;
+  const auto known = table_.find(inode.id);
+  if (!known) return true;
+  const std::lock_guard lock(known->mutex);
+  return about_to_change_locked(*known, inode);
+}
+
 bool FileSystem::fresh(const MountedInode& inode) const {
   if ((inode.gone && !inode.shared) || inode.dirty || inode.in_flight) return true;
+  if (about_to_change_locked(inode, inode.record)) return false;
   return inode.known_at != base::Time{} && clock_.now() - inode.known_at < options_.attribute_timeout;
 }
 
@@ -447,6 +461,7 @@ void FileSystem::absorb_locked(MountedInode& inode, const Inode& record, bool ou
                                std::optional<std::uint64_t> listed) {
   Inode& mine = inode.record;
   const bool known = mine.id == record.id && mine.mode != 0;
+  if (known && record.revision > mine.revision + (our_change ? 1 : 0)) inode.made_here = false;
   if (known && record.revision < mine.revision) return;  // overtaken by a newer answer
   if (is_directory(record.mode)) {
     inode.changes += 1;
@@ -920,6 +935,7 @@ Task<Looked> FileSystem::make(InodeId directory, CreateRequest request) {
   const auto made = table_.get(reply.inode->id, 1);
   looked.inode = absorb(*made, *reply.inode, false, is_dir ? std::optional<std::uint64_t>(0) : std::nullopt);
   const std::lock_guard lock(made->mutex);
+  made->made_here = true;
   reached(*made, directory, name);
   if (is_dir && options_.leases) {
     made->names = std::make_unique<KnownNames>();
@@ -965,6 +981,7 @@ Task<Opened> FileSystem::create(InodeId directory, std::string name, std::uint32
   const std::lock_guard lock(inode->mutex);
   inode->opens += 1;
   absorb_locked(*inode, *reply.inode, false);
+  inode->made_here = true;
   reached(*inode, directory, name);
   inode->cached_revision = inode->record.revision;
   opened.inode = view(inode->record);

@@ -126,6 +126,9 @@ class FileSystem {
   void keep(InodeId directory, const std::string& name, const Inode& inode);
   // What the kernel is told of an inode that the store has described, as listings do: uncommitted writes included.
   Inode as_seen_here(const Inode& inode);
+  // An empty file that another mount has made, or emptied, a moment ago: it is about to be written. Programs tell by stat(2) whether
+  // another has begun (SQLite: whether there is a journal), so its attributes are not believed even for a second.
+  bool about_to_change(const Inode& inode);
   void forget(InodeId inode, std::uint64_t lookups);
 
   Task<Looked> getattr(InodeId inode);
@@ -205,6 +208,7 @@ class FileSystem {
   void end_locking() { locking_.fetch_sub(1, std::memory_order_acq_rel); }
 
  private:
+  bool about_to_change_locked(const MountedInode& inode, const Inode& record) const;
   bool fresh(const MountedInode& inode) const;  // inode.mutex is held
   // Merges what the store said into what this mount knows. inode.mutex is held.
   // `listed`: of a directory, the last record of its listing that the answer knows (one home's only; else nothing).

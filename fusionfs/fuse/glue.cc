@@ -25,13 +25,13 @@ InodeId inode_of(fuse_ino_t number) { return InodeId{number}; }
 
 std::uint32_t thread_of(fuse_req_t request) { return static_cast<std::uint32_t>(fuse_req_ctx(request)->pid); }
 
-// Whether a request is the last of its system call, which `serve` tells the retries; or else one on the way along a path, or one that
-// tells them itself.
+// Whether a request is the last of a system call that went along a path: then `serve` tells the retries. Others are on the way along
+// one, tell them themselves, or come at any time (RELEASE, pages read ahead), beside what their thread does now.
 enum class Part { last, other };
 
 // Runs a task for a request and answers with `reply` wherever the task ends.
 template <typename T, typename Reply>
-void serve(fuse_req_t request, Task<T> task, Reply reply, Part part = Part::last) {
+void serve(fuse_req_t request, Task<T> task, Reply reply, Part part = Part::other) {
   FileSystem& files = files_of(request);
   const std::uint32_t thread = part == Part::last ? thread_of(request) : 0;
   // Alone: this thread waits for the store itself, which is quickest. Beside others: it goes on to the next request.
@@ -90,7 +90,7 @@ fuse_entry_param to_entry(const Glue& glue, const Inode& inode) {
   fuse_entry_param entry{};
   entry.ino = raw(inode.id);
   entry.attr = to_stat(glue.options, inode);
-  entry.attr_timeout = glue.options.attribute_timeout;
+  entry.attr_timeout = glue.files.about_to_change(inode) ? 0 : glue.options.attribute_timeout;
   entry.entry_timeout = glue.options.entry_timeout;
   return entry;
 }
@@ -106,8 +106,9 @@ void reply_looked(fuse_req_t request, const Looked& looked) {
 
 void reply_attributes(fuse_req_t request, const Looked& looked) {
   if (looked.error != 0) return answer_error(request, looked.error);
-  const struct stat status = to_stat(glue_of(request).options, looked.inode);
-  fuse_reply_attr(request, &status, glue_of(request).options.attribute_timeout);
+  const Glue& glue = glue_of(request);
+  const struct stat status = to_stat(glue.options, looked.inode);
+  fuse_reply_attr(request, &status, glue.files.about_to_change(looked.inode) ? 0 : glue.options.attribute_timeout);
 }
 
 // Answers a change of a directory's names. FileSystem says ESTALE when the directory is not there any more: the kernel looks its name up
@@ -184,7 +185,7 @@ void on_getattr(fuse_req_t request, fuse_ino_t inode, fuse_file_info* info) {
   FileSystem& files = files_of(request);
   const InodeId id = inode_of(inode);
   const bool by_name = info == nullptr && counter_of(id) != kDirectoryCounter;
-  serve(request, by_name ? files.getattr_by_name(id, thread_of(request)) : files.getattr(id), reply_attributes);
+  serve(request, by_name ? files.getattr_by_name(id, thread_of(request)) : files.getattr(id), reply_attributes, Part::last);
 }
 
 void on_setattr(fuse_req_t request, fuse_ino_t inode, struct stat* status, int to_set, fuse_file_info* info) {
@@ -218,7 +219,7 @@ void on_setattr(fuse_req_t request, fuse_ino_t inode, struct stat* status, int t
   }
   set.now = now;
   serve(request, info == nullptr ? files.setattr_by_name(std::move(set), thread_of(request)) : files.setattr(std::move(set)),
-        reply_attributes);
+        reply_attributes, Part::last);
 }
 
 void on_readlink(fuse_req_t request, fuse_ino_t inode) {
@@ -370,7 +371,8 @@ void on_open(fuse_req_t request, fuse_ino_t inode, fuse_file_info* info) {
           if (!use.empty()) files.note_use(inode_of(inode), use);
           set_handle(glue_of(to), file, opened.alone);
           if (fuse_reply_open(to, &file) != 0) start(files.release(inode_of(inode)), [](int) {});
-        });
+        },
+        Part::last);
 }
 
 void on_create(fuse_req_t request, fuse_ino_t parent, const char* name, mode_t mode, fuse_file_info* info) {
@@ -584,7 +586,7 @@ void on_opendir(fuse_req_t request, fuse_ino_t inode, fuse_file_info* info) {
   serve(request, files_of(request).open_directory(inode_of(inode), thread_of(request)), [handle, file](fuse_req_t to, int error) {
     if (error != 0) answer_error(to, error);
     if (error != 0 || fuse_reply_open(to, &file) != 0) delete handle;
-  });
+  }, Part::last);
 }
 
 void on_releasedir(fuse_req_t request, fuse_ino_t, fuse_file_info* info) {

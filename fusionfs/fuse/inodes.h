@@ -105,6 +105,7 @@ struct MountedInode {
   std::uint32_t opens = 0;
   unsigned invalidating = 0;                   // the kernel is about to be told that its cache is out of date
   bool was_read = false;                       // record.atime is to be committed
+  bool made_here = false;                      // and no other mount has changed it since
   bool gone = false;                           // no name leads here any more
   bool shared = false;                         // gone, and another mount may have it open too: the store knows it still
   bool lost = false;                           // gone from the store too, while open here: its chunks may be
