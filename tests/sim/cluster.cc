@@ -99,14 +99,6 @@ Cluster::Cluster(std::uint64_t seed, const RunOptions& run) : random(seed * 2 + 
     always = true;
     rot_allowed_ = false;
   }
-  if (options.emphasis == RunOptions::Emphasis::old_copies) {  // folders are copied, and put back after a kill
-    always = true;
-    rot_allowed_ = false;
-    timing.sync_copies = std::max<std::size_t>(timing.sync_copies, 2);
-    weigh(Fault::crash_primary, 4);
-    weigh(Fault::failing_disk, 0);
-    weigh(Fault::come_and_go, 0);
-  }
   if (options.emphasis == RunOptions::Emphasis::refusals) {  // few keys, many refusals, and answers that come late
     partition_count = 1;
     pace_ = 0.5;
@@ -161,11 +153,6 @@ RunResult Cluster::run() {
     at(1 * sec + between(random, 0, 200 * ms), [this] { crash(home(latest_[0].primary.instance), false); });
   }
   if (options.emphasis == RunOptions::Emphasis::disaster) at(between(random, 800 * ms, stop_faults), [this] { destroy(); });
-  if (options.emphasis == RunOptions::Emphasis::old_copies) {
-    at(between(random, 50 * ms, 200 * ms), [this] { copy_folders(); });
-    at(stop_faults + 2500 * ms, [this] { operate(); });  // two faults at once may need a person: seldom
-    if (random.chance(0.5)) at(between(random, stop_faults / 2, stop_faults - 200 * ms), [this] { put_all_back(); });
-  }
   if (options.emphasis == RunOptions::Emphasis::lost_keepers) at(between(random, 800 * ms, stop_faults), [this] { destroy_keepers(); });
   at(stop_faults, [this] { heal(); });
   at(work_until + 500 * ms, [this] { clients.back().read_all(); });
@@ -188,8 +175,6 @@ void Cluster::send(int from, int to, Packet packet) {
     for (const SnapshotPiece& piece : peer->pieces) result.snapshots += piece.last;
   if (from != to && cut_.contains({from, to})) return happened(cut_.contains({to, from}) ? Happened::cut_both_ways : Happened::cut_one_way);
   if (from != to && random.chance(loss_)) return happened(Happened::dropped);
-  if (auto* const message = std::get_if<ManagerMessage>(&packet); message != nullptr && options.instances)
-    message->life = nodes[static_cast<std::size_t>(from)].incarnation;
   const auto shared = std::make_shared<const Packet>(std::move(packet));
   if (options.messages) tell(from, to, *shared);
   const int copies = from != to && random.chance(repeat_) ? 2 : 1;
@@ -269,17 +254,17 @@ void Cluster::look_for_losses() {
 
 // The worst moments to die are just after something became durable.
 void Cluster::crash_point(int node) {
-  if (quiet_ || crash_point_ == 0 || now >= stop_faults || !random.chance(crash_point_)) return;
+  if (crash_point_ == 0 || now >= stop_faults || !random.chance(crash_point_)) return;
   at(now + between(random, 0, 300), [this, node] { if (now < stop_faults) crash(node, power_ && random.chance(0.5)); });
 }
 
 bool Cluster::crash_now(int node) {
-  if (quiet_ || crash_point_ == 0 || now >= stop_faults || !random.chance(crash_point_ / 4)) return false;
+  if (crash_point_ == 0 || now >= stop_faults || !random.chance(crash_point_ / 4)) return false;
   at(now, [this, node] { crash(node, power_ && random.chance(0.7)); });
   return true;
 }
 
-bool Cluster::dies_opening() { return !quiet_ && crash_point_ > 0 && now < stop_faults && now > 0 && random.chance(0.1); }
+bool Cluster::dies_opening() { return crash_point_ > 0 && now < stop_faults && now > 0 && random.chance(0.1); }
 
 void Cluster::crash(int i, bool power) {
   Node& node = nodes[static_cast<std::size_t>(i)];
@@ -292,7 +277,6 @@ void Cluster::crash(int i, bool power) {
   if (power) look_for_losses();
   if (rot_allowed_) rot(i);
   if (rot_allowed_) rot_keeper(i, power);
-  if (options.emphasis == RunOptions::Emphasis::old_copies && random.chance(0.5)) put_back(i);
   const bool scenario = options.scenario != RunOptions::Scenario::faults;
   if (scenario ? options.scenario == RunOptions::Scenario::process_dies : !power && random.chance(0.4)) reaped(i, life, 5);
   Micros away = random.chance(0.4) ? between(random, 5 * ms, 100 * ms) : between(random, 100 * ms, 1500 * ms);
@@ -369,7 +353,7 @@ void Cluster::reaped(int node, std::uint64_t life, int times) {
 void Cluster::restart(int i) {
   Node& node = nodes[static_cast<std::size_t>(i)];
   if (node.up || node.removed) return;
-  if (!options.defects.has(Defect::same_incarnation)) node.incarnation = next_life(node);
+  if (!options.defects.has(Defect::same_incarnation)) node.incarnation++;
   node.disk.fail_syncs(false);
   node.keeper_disk.fail_syncs(false);
   happened(Happened::restarted);
@@ -377,7 +361,7 @@ void Cluster::restart(int i) {
 }
 
 void Cluster::fault() {
-  if (now >= stop_faults || quiet_) return;
+  if (now >= stop_faults) return;
   const bool loaded = options.emphasis == RunOptions::Emphasis::loaded;
   const Micros hold = random.chance(0.3) ? between(random, 10 * ms, 150 * ms) : between(random, 150 * ms, loaded ? 500 * ms : 1200 * ms);
   const auto any_node = [&] { return static_cast<int>(random.below(kNodes)); };

@@ -29,10 +29,6 @@ constexpr KnownDefect kKnown[] = {
     {"keep_results_of_truncated", Defect::keep_results_of_truncated, 1'000},
     {"copies_by_instance", Defect::copies_by_instance, 100},
     {"wake_uncommitted", Defect::wake_uncommitted, 300},
-    {"trust_old_copy", Defect::trust_old_copy, 300, true, Emphasis::old_copies},
-    {"same_life_again", Defect::same_life_again, 300, true, Emphasis::old_copies},
-    {"forget_sightings", Defect::forget_sightings, 300, true, Emphasis::old_copies},
-    {"vote_from_old_copy", Defect::vote_from_old_copy, 300, true, Emphasis::old_copies},
     {"forget_unsettled", Defect::forget_unsettled, 2'000},
 };
 

@@ -40,13 +40,7 @@ void Node::start() {
   for (int i = 0; i < kSeeds; i++) peers.push_back(NodeId{static_cast<std::uint64_t>(i)});
   NodeInfo info{options.self, incarnation << 32, own, rack, !full_, leaving};
   manager = std::make_unique<Manager>(options, info, views, peers, world_.random.next());
-  begin_sightings();
   KeepershipOptions keeping;
-  if (sightings) {
-    keeping.may_vote = [this] { return sightings->verdict() != Sightings::Verdict::waits; };
-    keeping.trusts = [this](NodeId node, std::uint64_t life) { return sightings->trusts(node, life); };
-    keeping.outdated = sightings->outdated() != 0;
-  }
   keeping.self = options.self;
   keeping.partitions = world_.partition_count;
   keeping.config = config_;
@@ -74,7 +68,6 @@ void Node::start() {
       world_.happened(Happened::keeper_lost);
     }
   }
-  use_sightings();
   for (Seat& seat : seats)
     seat.round([&] {
       seat.replicator->set_sites(manager->sites());
@@ -132,7 +125,6 @@ void Node::stop(bool power) {
   life_++;
   for (Seat& seat : seats) seat.close();
   keepership.reset();
-  sightings.reset();
   manager.reset();
   register_store_.reset();
   registers_.reset();
@@ -150,12 +142,10 @@ void Node::stop(bool power) {
     const std::uint64_t before = surface();
     disk.crash(world_.random);
     keeper_disk.crash(world_.random);
-    own_disk.crash(world_.random);
     if (surface() != before) world_.happened(Happened::unsynced_lost);
   } else {
     disk.kill();
     keeper_disk.kill();
-    own_disk.kill();
   }
 }
 
@@ -167,7 +157,6 @@ void Node::tick() {
     info.leaving = leaving;
     manager->tick(now());
     keepership->tick(now());
-    keep_sightings();
     const std::uint64_t life = life_;
     for (Seat& seat : seats) {
       if (world_.now >= paused_until) seat.tick();
@@ -202,7 +191,6 @@ void Node::deliver(int from, const PacketPtr& packet) {
   if (std::holds_alternative<GetViews>(*packet)) world_.send(id_, from, Views{manager->views()});
   if (const auto* message = std::get_if<ManagerMessage>(packet.get())) {
     manager->on_message(*message, now());
-    if (sightings) sightings->on_message(*message, now());
     keepership->on_message(*message, now());
   }
   after_turn();

@@ -116,24 +116,6 @@ TEST(Rot, TakesNothingThatAnotherHas) {
   EXPECT_GT(happened.of(Happened::bit_rot), seeds * 2);
 }
 
-// Older copies of data folders are put back, one's within a moment of a kill, or all nodes'. What had been acknowledged is there, or
-// nothing is served before a person says so; seldom, where two things come together, of one partition.
-TEST(OldCopies, AreNotBelieved) {
-  RunOptions options;
-  options.emphasis = RunOptions::Emphasis::old_copies;
-  const std::uint64_t seeds = is_long() ? 4'000 : kSanitized ? 20 : 200;
-  RunResult sum;
-  for (std::uint64_t seed = 1; seed <= seeds; seed++) {
-    const RunResult result = judged(seed, options, " --old-copies");
-    sum.put_back += result.put_back;
-    sum.all_put_back += result.all_put_back;
-    if (result.all_put_back == 0) sum.abandoned += result.abandoned;
-  }
-  EXPECT_GT(sum.put_back, seeds / 3);
-  EXPECT_GT(sum.all_put_back, seeds / 10);
-  EXPECT_LT(sum.abandoned, 2 + seeds / 20);
-}
-
 // Where nobody dies but each process does not come to run now and then, as on a machine that has too much to do, views must not
 // change each time: they did 40 times a seed while every silence was taken for a death, and 18 times since.
 TEST(Loaded, ViewsDoNotChangeAtEverySilence) {

@@ -69,12 +69,6 @@ bool get(const wire::KeeperMessage& from, KeeperMessage& message) {
   return true;
 }
 
-void put(wire::Sighting& to, Sighting one) {
-  to.set_incarnation(one.incarnation);
-  to.set_mark(one.mark);
-}
-Sighting get(const wire::Sighting& from) { return {from.incarnation(), from.mark()}; }
-
 void put(wire::NodeInfo& to, const NodeInfo& info) {
   to.set_node(id(info.node));
   to.set_heartbeat(info.heartbeat);
@@ -85,7 +79,6 @@ void put(wire::NodeInfo& to, const NodeInfo& info) {
   to.set_about(info.about);
   to.set_stopping(info.stopping);
   to.set_lost_registers(info.lost_registers);
-  if (info.sighting.incarnation != 0) put(*to.mutable_sighting(), info.sighting);
 }
 NodeInfo get(const wire::NodeInfo& from) {
   NodeInfo info;
@@ -98,7 +91,6 @@ NodeInfo get(const wire::NodeInfo& from) {
   info.about = from.about();
   info.stopping = from.stopping();
   info.lost_registers = from.lost_registers();
-  info.sighting = get(from.sighting());
   return info;
 }
 
@@ -153,9 +145,6 @@ void encode_manager(std::string& out, const ManagerMessage& message, std::uint64
   }
   proto.set_installed(message.installed);
   proto.set_asks_keepers(message.asks_keepers);
-  proto.set_life(message.life);
-  if (message.seen) put(*proto.mutable_seen(), *message.seen);
-  proto.set_checked(message.checked);
   const std::size_t start = wire::begin_node_frame(out, wire::FrameType::manager, cluster);
   proto.AppendToString(&out);
   wire::end_node_frame(out, start);
@@ -194,9 +183,6 @@ Result<ManagerMessage> decode_manager(const wire::Frame& frame, std::uint32_t pa
   }
   message.installed = proto.installed();
   message.asks_keepers = proto.asks_keepers();
-  message.life = proto.life();
-  if (proto.has_seen()) message.seen = get(proto.seen());
-  message.checked = proto.checked();
   if (auto checked = check(message, partitions); !checked) return base::add_context("a message between managers", std::move(checked).error());
   return message;
 }

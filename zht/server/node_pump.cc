@@ -48,8 +48,6 @@ void Node::Parts::settle() {
     const auto step = cluster->step(clock.now());
     ClusterNews news;
     if (step) news.views = step->views;
-    if (step && step->remember) remember(*step->remember);
-    if (step && step->verdict) tell_verdict();
     bool quiet = news.views.empty();
     for (auto& instance : instances) {
       InstanceNews heard = instance->settle(news);
@@ -97,8 +95,6 @@ void Node::Parts::pump() {
     return;
   }
   for (const replication::ManagerMessage& message : step->messages) send(message);
-  if (step->remember) remember(*std::move(step->remember));
-  if (step->verdict) tell_verdict();
   for (const auto& [what, where] : step->story) {
     std::uint64_t newest = 0;
     for (PartitionId partition : where) newest = std::max(newest, replication::number(cluster->view(partition).epoch));
@@ -146,19 +142,11 @@ void Node::Parts::look_around(base::Time now) {
   if (auto found = cluster->sites(); found != sites) news.sites = sites = std::move(found);
   if (where != addresses) news.addresses = addresses = std::move(where);
   if (news.candidates || news.sites || news.addresses) tell_all(std::move(news));
-  note_changes();
   remember_others();
   inform_witness(false);
   look_for_room();
   tell_safety();
   look_whether_empty();
-}
-
-// What instances or this keeper have written counts for how far the folder is.
-void Node::Parts::note_changes() {
-  std::uint64_t written = 0;
-  for (const auto& instance : instances) written += instance->writes();
-  if (std::exchange(noted_writes, written) != written) cluster->note_change();
 }
 
 // A node whose disk is nearly full, or whose store failed, is no place for more copies: it says so to all, and they choose others.

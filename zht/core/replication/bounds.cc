@@ -61,7 +61,6 @@ Result<void> check_keeper_message(const KeeperMessage& one, std::uint32_t partit
 Result<void> check_node(const NodeInfo& info) {
   TRY(check_numbers("heartbeat", {info.heartbeat}));
   TRY(check_numbers("configuration", {info.lost_registers}));
-  TRY(check_numbers("sighting", {info.sighting.incarnation, info.sighting.mark}));
   TRY(check_count("bytes that a node tells of itself", info.about.size(), kMostAbout));
   return check_count("instances of a node", info.instances.size(), kMostInstancesOfNode);
 }

@@ -43,8 +43,7 @@ Keepership::Keepership(KeepershipOptions options, Manager& manager, Open open)
       random_(options_.seed),
       config_(options_.config),
       keepers_(options_.keepers),
-      voted_(options_.voted.value_or(0)),
-      distrusted_(options_.outdated) {}
+      voted_(options_.voted.value_or(0)) {}
 
 bool Keepership::keeps(NodeId node) const { return std::find(keepers_.begin(), keepers_.end(), node) != keepers_.end(); }
 
@@ -102,7 +101,7 @@ Result<void> Keepership::begin(std::vector<View> first) {
   if (!founds && !options_.defects.has(Defect::vote_unasked))
     for (const auto& [info, lives] : manager_.acquaintances({}))
       if (info->node != options_.self) asked_.insert(info->node);
-  if (asked_.empty() && may_vote()) return vote();
+  if (asked_.empty()) return vote();
   vote_by_ = base::Time::max();
   return {};
 }
@@ -110,7 +109,7 @@ Result<void> Keepership::begin(std::vector<View> first) {
 // Whether what this node votes in is what the others go by; see the head of keepership.h.
 void Keepership::look_around(base::Time now) {
   if (vote_by_ == base::Time::max()) vote_by_ = now + options_.look_around;
-  if (may_vote() && (asked_.empty() || now >= vote_by_)) {
+  if (asked_.empty() || now >= vote_by_) {
     if (auto begun = vote(); !begun) failed_ = std::move(begun).error();
     return;
   }
@@ -121,17 +120,13 @@ void Keepership::look_around(base::Time now) {
   }
 }
 
-Result<void> Keepership::note_voted() {
-  if (voted_ >= config_) return {};
-  if (options_.note_voted) TRY(options_.note_voted(config_));
-  voted_ = config_;
-  return {};
-}
-
 Result<void> Keepership::vote() {
   vote_by_ = {};
   asked_.clear();
-  TRY(note_voted());
+  if (voted_ < config_) {
+    if (options_.note_voted) TRY(options_.note_voted(config_));
+    voted_ = config_;
+  }
   KeeperOptions keeper{options_.self, keepers_, options_.retry, options_.defects, options_.partitions, config_};
   std::vector<Register> state(registers_.begin(), registers_.end() - 1);
   keeper_ = std::make_unique<Keeper>(std::move(keeper), std::move(state), *store_, random_.next());
@@ -169,12 +164,6 @@ Result<void> Keepership::learn(std::uint64_t config, const std::vector<NodeId>& 
   uninformed_.erase(options_.self);
   next_registers_ = {};
   if (!keeps(options_.self)) return {};
-  return take_in_own();
-}
-
-Result<void> Keepership::take_in_own() {
-  own_due_ = !may_vote();
-  if (own_due_ || registers_.empty()) return {};
   ManagerMessage own;  // of its own registers it has heard, too
   own.from = options_.self;
   own.install = registers_;
@@ -189,7 +178,7 @@ Result<void> Keepership::take_in(const ManagerMessage& message) {
   ManagerMessage& answer = message_for(message.from);
   if (number(target.epoch) != config_ || !keeps(options_.self)) return {};
   answer.installed = votes() || awaits_vote();
-  const bool lost = (voted_ >= config_ && !options_.defects.has(Defect::vote_after_loss)) || !may_vote();
+  const bool lost = voted_ >= config_ && !options_.defects.has(Defect::vote_after_loss);
   if (votes() || awaits_vote() || lost) return {};  // what it has promised in this configuration nobody else knows
   std::vector<Register> state;
   if (source == target) {  // from one that has taken them in
@@ -222,19 +211,13 @@ Result<void> Keepership::take_in(const ManagerMessage& message) {
 
 void Keepership::on_message(const ManagerMessage& message, base::Time now) {
   if (failed_) return;
-  if (keeper_ && trusts(message)) {
-    keeper_->on(message.from, message.keeper, now);
-  } else if (keeper_) {
-    for (const KeeperMessage& one : message.keeper)
-      if (one.kind == Kind::change || one.kind == Kind::ask || one.kind == Kind::view) keeper_->on(message.from, {&one, 1}, now);
-  }
+  if (keeper_) keeper_->on(message.from, message.keeper, now);
   if (message.installed && message.config == config_) uninformed_.erase(message.from);
   if (message.asks_keepers && message.config <= config_) message_for(message.from);
   if (message.config != 0 && message.config <= config_) asked_.erase(message.from);
   Result<void> done;
-  if (!message.install.empty() && trusts(message)) done = take_in(message);
+  if (!message.install.empty()) done = take_in(message);
   else if (message.config > config_) done = learn(message.config, message.keepers);
-  if (done && now < voted_until_) done = note_voted();
   if (!done) failed_ = std::move(done).error();
 }
 
@@ -251,15 +234,13 @@ void Keepership::tick(base::Time now) {
   if (failed_) return;
   if (keeper_) keeper_->tick(now);
   if (awaits_vote()) look_around(now);
-  if (own_due_ && may_vote())
-    if (auto taken = take_in_own(); !taken) failed_ = std::move(taken).error();
   manager_.self().lost_registers = has_lost_registers() ? config_ : 0;
   send_registers(now);
   plan(now);
 }
 
 void Keepership::send_registers(base::Time now) {
-  if (uninformed_.empty() || now < next_registers_ || (!keeper_ && registers_.empty()) || !may_vote()) return;
+  if (uninformed_.empty() || now < next_registers_ || (!keeper_ && registers_.empty())) return;
   next_registers_ = now + options_.again;
   for (NodeId node : uninformed_) {
     ManagerMessage& message = message_for(node);
@@ -376,22 +357,6 @@ Result<void> Keepership::keep_alone(std::uint64_t config, std::uint64_t random) 
     manager_.broadcast(PartitionId{p});
   }
   return vote();
-}
-
-Result<void> Keepership::distrust(base::Time now) {
-  if (failed_ || options_.defects.has(Defect::vote_from_old_copy)) return {};
-  distrusted_ = true;
-  voted_until_ = now + options_.look_around;
-  TRY(note_voted());
-  keeper_.reset();
-  vote_by_ = {};
-  asked_.clear();
-  gathered_.clear();
-  uninformed_.clear();
-  own_due_ = false;
-  if (store_ != nullptr) TRY(save(std::vector<Register>(count()), votes_in()));  // without a configuration that they are of they count for nothing
-  registers_.clear();
-  return {};
 }
 
 Result<std::vector<KeeperSend>> Keepership::end_round(base::Time now, bool& again) {

@@ -47,11 +47,6 @@ struct KeepershipOptions {
   std::optional<std::uint64_t> voted = 0;
   // Notes it durably, before the first vote. An error: it does not vote.
   std::function<Result<void>(std::uint64_t config)> note_voted;
-  // Whether this node's folder is known to be no older copy (sightings.h): it does not vote before. And whether the votes of that life
-  // of another count. Empty: always.
-  std::function<bool()> may_vote;
-  std::function<bool(NodeId node, std::uint64_t life)> trusts;
-  bool outdated = false;  // ... that it was found to be one, in an earlier life
   Defects defects;
   std::uint64_t seed = 1;
 };
@@ -82,10 +77,6 @@ class Keepership {
   // conflict: another configuration is known. unavailable: this node has not heard of every partition. io, corrupt: of the store.
   Result<void> keep_alone(std::uint64_t config, std::uint64_t random);
 
-  // This node's folder is an older copy: what it promised since is not in it. From now on, durably, it has lost its registers. Errors:
-  // of the store.
-  Result<void> distrust(base::Time now);
-
   // What is to be said after everything it rests on is durable; the rest goes into the manager's messages. Views that were
   // decided here are adopted by the manager and broadcast. `again`: something here may be news to the manager. An error: this
   // node can keep no more, ever.
@@ -98,10 +89,7 @@ class Keepership {
   bool keeps(NodeId node) const;
   bool votes() const { return keeper_ != nullptr; }
   // It is a keeper and cannot vote, for it does not have what it had promised: the others have to give it new registers.
-  bool has_lost_registers() const {
-    const bool had = voted_ >= config_ || (distrusted_ && registers_.empty());
-    return keeps(options_.self) && !keeper_ && !failed_ && !awaits_vote() && had;
-  }
+  bool has_lost_registers() const { return keeps(options_.self) && !keeper_ && !failed_ && !awaits_vote() && voted_ >= config_; }
   Keeper* keeper() { return keeper_.get(); }
   // Nothing that others still need of this node's registers would go with it.
   bool may_leave() const { return !keeps(options_.self) && uninformed_.size() * 2 < std::max<std::size_t>(keepers_.size(), 1); }
@@ -113,18 +101,12 @@ class Keepership {
   std::size_t count() const { return std::size_t{options_.partitions} + 3; }
   const View& view_of(PartitionId one) const { return registers_[static_cast<std::uint32_t>(one)].current; }
 
-  bool trusts(const ManagerMessage& message) const {
-    return !options_.trusts || options_.trusts(message.from, message.life) || options_.defects.has(Defect::vote_from_old_copy);
-  }
-  bool may_vote() const { return !options_.may_vote || options_.may_vote() || options_.defects.has(Defect::vote_from_old_copy); }
   bool awaits_vote() const { return vote_by_ != base::Time{}; }
   Result<void> save(const std::vector<Register>& registers, PartitionId from);  // and those after it
   ManagerMessage& message_for(NodeId node);
   Result<void> vote();
   void look_around(base::Time now);
   Result<void> learn(std::uint64_t config, const std::vector<NodeId>& keepers);
-  Result<void> note_voted();
-  Result<void> take_in_own();
   Result<void> take_in(const ManagerMessage& message);
   void send_registers(base::Time now);
   void plan(base::Time now);
@@ -144,9 +126,6 @@ class Keepership {
   std::map<NodeId, base::Time> silent_since_;
   base::Time next_registers_{}, next_plan_{}, next_question_{};
   std::uint64_t voted_ = 0;
-  // Its folder was found to be an older copy. In what it hears of until then it may have voted.
-  bool distrusted_ = false, own_due_ = false;  // the latter: its own registers are to be taken in when it may vote
-  base::Time voted_until_{};
   // Before the first vote of this life: who has not said yet who keeps, and until when that is waited for (base::Time::max(): not
   // asked yet). The epoch of the clock: nothing is waited for.
   std::set<NodeId> asked_;

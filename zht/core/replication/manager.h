@@ -7,20 +7,12 @@
 // compare epochs and exchange what is newer, so that a settled cluster says next to nothing.
 #pragma once
 
-#include <optional>
-
 #include "novoht/base/random.h"
 #include "zht/core/replication/balancer.h"
 #include "zht/core/replication/keeper.h"
 #include "zht/core/replication/replicator.h"
 
 namespace zht::replication {
-
-// How far a node's data folder was seen to be (sightings.h).
-struct Sighting {
-  std::uint64_t incarnation = 0, mark = 0;
-  auto operator<=>(const Sighting&) const = default;
-};
 
 struct NodeInfo {
   NodeId node{0};
@@ -32,7 +24,6 @@ struct NodeInfo {
   std::string about;     // what else it tells of itself: the embedder's business
   bool stopping = false; // ends for a while: no place for a copy, and nothing shall be led there
   std::uint64_t lost_registers = 0;  // it should vote in this configuration of keepers, and has lost what it had promised
-  Sighting sighting;  // of its folder, durable; incarnation 0: none yet in this life
 };
 
 struct ManagerMessage {
@@ -52,11 +43,6 @@ struct ManagerMessage {
   std::vector<Register> install;
   bool installed = false;
   bool asks_keepers = false;  // to be told who the keepers are, also when that is not news
-  // sightings.h: the sender's incarnation (0: of a build that has none), what it remembers of the receiver's folder, and the life of the
-  // receiver whose memory the sender has looked at.
-  std::uint64_t life = 0;
-  std::optional<Sighting> seen;
-  std::uint64_t checked = 0;
 };
 
 struct ManagerOptions {

@@ -3,7 +3,6 @@
 // repeated or overtaken; nothing here relies on more than that it is whole.
 #pragma once
 
-#include <compare>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -18,7 +17,7 @@ namespace zht::replication {
 struct Position {
   Epoch epoch{0};
   Version sequence = 0;  // 1 for the first entry; the version of every key the entry changed
-  auto operator<=>(const Position&) const = default;  // of two logs, that which ends later has what is committed in the other's
+  bool operator==(const Position&) const = default;
 };
 
 // One change: what a primary made of a request, already resolved, with what is remembered of the request. `payload` is
@@ -78,7 +77,7 @@ struct SnapshotAck {
   std::uint64_t next = 0;  // the piece it waits for
 };
 
-// Of a restarted sync member, to the others: may it come back with this log? Where all have restarted, who has the longest?
+// Between restarted sync members of one view, when no other is left: who has the longest log?
 struct Standing {
   PartitionId partition{0};
   std::uint64_t since = 0;  // the incarnation that began this log

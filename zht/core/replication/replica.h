@@ -125,7 +125,6 @@ class ReplicaHost {
   virtual PeerMessage& message_to(InstanceId peer) = 0;  // of this round
   virtual base::Time last_beacon() const = 0;            // the last stamp given out
   virtual void want_beacon() = 0;                        // one at the end of this round
-  virtual bool may_vouch() const = 0;                    // those who would know it say that this folder is no older copy
   virtual TailBytes& tails() = 0;
   virtual bool may_send_piece() = 0;                     // of a snapshot, in this round; else in a later one
   virtual void propose(PartitionId partition, const Change& change) = 0;
@@ -230,7 +229,6 @@ class Replica {
   void ask_whether_needed();
   bool is_vouched() const;
   void on_view_of(Member from, const View& view);  // `from` has told that it knows `view`
-  void distrust();  // what the store says of its lives has changed
   void forget();  // the host has thrown it away (a stranger's only); its log is taken up anew
   // Lets go of committed entries in memory until `most` bytes are left; `wanted`: even those that a follower still lacks, which is then
   // sent the partition whole.
@@ -330,8 +328,7 @@ class Replica {
   void propose(const Change& change);
   void tick_primary();
   void tick_stranger();
-  void come_back(Member old);
-  void weigh(Member from, const Standing& standing);
+  void recover_together();
   void want(Change::Kind kind, Member target, std::size_t copies = 0);
   bool is_ready(Member peer) const;  // attached, heard of late, and a round from the end at most
   bool has_room(Member peer) const;  // as far as was told
