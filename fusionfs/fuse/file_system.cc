@@ -1210,7 +1210,7 @@ Task<Opened> FileSystem::open(InodeId id, int flags, bool privileged, std::uint3
   }
   table_.opened(id);
   // What was looked up during this very open(2) is what is opened, whatever has become of its name since.
-  const bool looked_up = thread == 0 || retries_.on_second_walk(thread);
+  const bool looked_up = thread == 0 || retries_.on_second_walk(thread, Retries::Request::other);
   Named named;
   if (!looked_up) named = co_await check_names(inode, Metadata::For::opening);
   opened.error = named.error;

@@ -27,19 +27,20 @@ std::uint32_t thread_of(fuse_req_t request) { return static_cast<std::uint32_t>(
 
 // Whether a request is the last of a system call that went along a path: then `serve` tells the retries. Others are on the way along
 // one, tell them themselves, or come at any time (RELEASE, pages read ahead), beside what their thread does now.
-enum class Part { last, other };
+enum class Part { last, attributes, other };
 
 // Runs a task for a request and answers with `reply` wherever the task ends.
 template <typename T, typename Reply>
 void serve(fuse_req_t request, Task<T> task, Reply reply, Part part = Part::other) {
   FileSystem& files = files_of(request);
-  const std::uint32_t thread = part == Part::last ? thread_of(request) : 0;
+  const std::uint32_t thread = part == Part::other ? 0 : thread_of(request);
+  const auto kind = part == Part::attributes ? Retries::Request::attributes : Retries::Request::other;
   // Alone: this thread waits for the store itself, which is quickest. Beside others: it goes on to the next request.
   using Which = CallsBlock::Which;
   const bool first = files.begin() == 0;
   const CallsBlock calls(glue_of(request).options.store_in_process ? Which::every : first ? Which::lone : Which::none);
-  start(std::move(task), [&files, request, thread, reply = std::move(reply)](T result) mutable {
-    if (thread != 0) files.retries().answered(thread);  // before the thread can go on
+  start(std::move(task), [&files, request, thread, kind, reply = std::move(reply)](T result) mutable {
+    if (thread != 0) files.retries().answered(thread, kind);  // before the thread can go on
     reply(request, result);
     files.end();
   });
@@ -185,7 +186,8 @@ void on_getattr(fuse_req_t request, fuse_ino_t inode, fuse_file_info* info) {
   FileSystem& files = files_of(request);
   const InodeId id = inode_of(inode);
   const bool by_name = info == nullptr && counter_of(id) != kDirectoryCounter;
-  serve(request, by_name ? files.getattr_by_name(id, thread_of(request)) : files.getattr(id), reply_attributes, Part::last);
+  serve(request, by_name ? files.getattr_by_name(id, thread_of(request)) : files.getattr(id), reply_attributes,
+        Part::attributes);
 }
 
 void on_setattr(fuse_req_t request, fuse_ino_t inode, struct stat* status, int to_set, fuse_file_info* info) {

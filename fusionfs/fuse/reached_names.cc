@@ -81,7 +81,7 @@ Task<FileSystem::Named> FileSystem::check_names(std::shared_ptr<MountedInode> in
 
 Task<int> FileSystem::open_directory(InodeId id, std::uint32_t thread) {
   const auto inode = table_.get(id, 0);
-  if (retries_.on_second_walk(thread)) co_return 0;
+  if (retries_.on_second_walk(thread, Retries::Request::other)) co_return 0;
   const Named named = co_await check_names(inode, Metadata::For::looking);
   if (named.error != 0) co_return named.error;
   co_return named.stale ? retries_.stale(thread, 0) : 0;
@@ -92,7 +92,7 @@ Task<Looked> FileSystem::getattr_by_name(InodeId id, std::uint32_t thread) {
   if (looked.error != ENOENT) co_return looked;
   // Another mount has removed it, or has given its name to another. Of what was looked up during this very call the caller gets what
   // was known then.
-  looked.error = retries_.stale(thread, ENOENT);
+  looked.error = retries_.stale(thread, ENOENT, Retries::Request::attributes);
   if (looked.error != ENOENT) co_return looked;
   const auto inode = table_.get(id, 0);
   const std::lock_guard lock(inode->mutex);
@@ -113,7 +113,7 @@ Task<Looked> FileSystem::setattr_by_name(SetRequest request, std::uint32_t threa
   // The kernel does not say whether fchmod(2) and the like have a descriptor; of an open file they are as good as by one.
   const bool by_name = !open || (request.fields_set & SetRequest::kSize) != 0;
   Looked looked;
-  if (by_name && !retries_.on_second_walk(thread)) {
+  if (by_name && !retries_.on_second_walk(thread, Retries::Request::other)) {
     const Named named = co_await check_names(inode, Metadata::For::looking);
     looked.error = named.error != 0 ? named.error : named.stale ? retries_.stale(thread, 0) : 0;
     if (looked.error != 0) co_return looked;

@@ -4,14 +4,14 @@
 
 namespace fusionfs {
 
-int Retries::stale(std::uint32_t thread, int otherwise) {
+int Retries::stale(std::uint32_t thread, int otherwise, Request request) {
   if (thread == 0) return otherwise;
   const std::lock_guard lock(mutex_);
   const auto walk = walks_.find(thread);
-  if (walk != walks_.end() && !late(walk->second)) return otherwise;
+  if (walk != walks_.end() && !late(walk->second) && walk->second.request == request) return otherwise;
   if (walks_.size() >= kMostThreads) std::erase_if(walks_, [&](const auto& each) { return late(each.second); });
   if (walks_.size() >= kMostThreads) return otherwise;
-  walks_[thread] = {clock_.now(), true};
+  walks_[thread] = {clock_.now(), true, request};
   any_.store(true, std::memory_order_release);
   return ESTALE;
 }
@@ -21,6 +21,13 @@ bool Retries::on_second_walk(std::uint32_t thread) const {
   const std::lock_guard lock(mutex_);
   const auto walk = walks_.find(thread);
   return walk != walks_.end() && !late(walk->second);
+}
+
+bool Retries::on_second_walk(std::uint32_t thread, Request request) const {
+  if (!any_.load(std::memory_order_acquire)) return false;
+  const std::lock_guard lock(mutex_);
+  const auto walk = walks_.find(thread);
+  return walk != walks_.end() && !late(walk->second) && walk->second.request == request;
 }
 
 void Retries::looked_up(std::uint32_t thread) {
@@ -36,11 +43,11 @@ void Retries::found_nothing(std::uint32_t thread) {
   any_.store(!walks_.empty(), std::memory_order_release);
 }
 
-void Retries::answered(std::uint32_t thread) {
+void Retries::answered(std::uint32_t thread, Request request) {
   if (!any_.load(std::memory_order_acquire)) return;
   const std::lock_guard lock(mutex_);
   const auto walk = walks_.find(thread);
-  if (walk == walks_.end()) return;
+  if (walk == walks_.end() || walk->second.request != request) return;
   if (walk->second.just_told)
     walk->second.just_told = false;
   else

@@ -5,7 +5,8 @@
 //
 //   if (!retries.on_second_walk(thread) && name_has_changed) return retries.stale(thread, ENOENT);
 //
-// A system call is known by its thread: a thread makes one at a time. Any thread.
+// A system call is known by its thread: a thread makes one at a time. On the way along a path the kernel may also ask for attributes
+// (permissions, when it does not know them): that ends only a call that was told ESTALE by such a request itself. Any thread.
 #pragma once
 
 #include <atomic>
@@ -22,14 +23,17 @@ class Retries {
  public:
   explicit Retries(const base::Clock& clock) : clock_(clock) {}
 
+  enum class Request { attributes, other };  // by which a call was told, or comes back
+
   // ESTALE when the `thread` (0: unknown) is not on a second walk already; else `otherwise`.
-  int stale(std::uint32_t thread, int otherwise);
-  bool on_second_walk(std::uint32_t thread) const;
+  int stale(std::uint32_t thread, int otherwise, Request request = Request::other);
+  bool on_second_walk(std::uint32_t thread) const;  // for a LOOKUP
+  bool on_second_walk(std::uint32_t thread, Request request) const;
   // A LOOKUP of the thread has found something; or nothing, which ends the walk.
   void looked_up(std::uint32_t thread);
   void found_nothing(std::uint32_t thread);
   // A request other than LOOKUP is answered: the system call is over, unless it was told ESTALE just now.
-  void answered(std::uint32_t thread);
+  void answered(std::uint32_t thread, Request request = Request::other);
 
  private:
   // A call that was told ESTALE comes back at once or, if it is refused on its way (EACCES), never.
@@ -38,6 +42,7 @@ class Retries {
   struct Walk {
     base::Time at{};
     bool just_told = true;
+    Request request = Request::other;
   };
   bool late(const Walk& walk) const { return clock_.now() - walk.at > kComesBack; }
 
