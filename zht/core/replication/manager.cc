@@ -303,18 +303,31 @@ void Manager::plan(base::Time now) {
   for (Placed& one : balance(partitions(), places(now), balancing)) {
     send_goal(one);
     if (balancing.defects.has(Defect::forget_intents)) continue;
-    intents_[one.partition] = {std::move(one.goal), view(one.partition), now, true};
+    intents_[one.partition] = {std::move(one.goal), view(one.partition), now, now, true};
   }
 }
 
 // Goals that were reached are done with, and the next may be set; whoever has come to lead meanwhile is told where it goes.
+// Whether the step from the view last seen to this one leads away from the goal.
+bool Manager::is_foreign(const Intent& intent, const View& now_is) {
+  for (const Members* members : {&now_is.sync, &now_is.learners})
+    for (Member one : *members)
+      if (!intent.goal.has(one.instance) && !member_at(intent.seen, one.instance)) return true;
+  return intent.seen.primary.instance == intent.goal.primary && now_is.primary.instance != intent.goal.primary;
+}
+
 void Manager::follow_up(base::Time now) {
-  constexpr auto kSoon = std::chrono::milliseconds(50);
+  constexpr auto kSoon = std::chrono::milliseconds(50), kAgain = std::chrono::milliseconds(1000);
   bool done = false;
   for (auto one = intents_.begin(); one != intents_.end();) {
     Intent& intent = one->second;
     const View& now_is = view(one->first);
     if (intent.seen.epoch != now_is.epoch) {
+      // Somebody else moves it, an operator or a repair: what was meant for the older view is off.
+      if (is_foreign(intent, now_is)) {
+        one = intents_.erase(one);
+        continue;
+      }
       intent.told = intent.told && intent.seen.primary == now_is.primary;
       intent.seen = now_is;
       intent.changed = now;
@@ -327,7 +340,12 @@ void Manager::follow_up(base::Time now) {
       done = true;
       continue;
     }
-    if (!std::exchange(intent.told, true)) send_goal({one->first, intent.goal});
+    // A goal may be lost on its way, or not be taken: a primary that has not heard of a newcomer yet lets go of it.
+    if (!intent.told || now - intent.said >= kAgain) {
+      intent.told = true;
+      intent.said = now;
+      send_goal({one->first, intent.goal});
+    }
     ++one;
   }
   if (done && intents_.size() < options_.balancing.moves / 2) next_plan_ = std::min(next_plan_, planned_ + kSoon);

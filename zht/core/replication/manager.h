@@ -133,6 +133,14 @@ class Manager {
   std::set<PartitionId> moving(base::Time now);
   bool plans(base::Time now) const;  // it is this node's business
   void plan(base::Time now);
+  struct Intent {
+    Goal goal;
+    View seen;              // the newest
+    base::Time changed{};   // since when it is that
+    base::Time said{};      // when the goal was told last
+    bool told = false;      // the primary of that view
+  };
+  static bool is_foreign(const Intent& intent, const View& now_is);
   void follow_up(base::Time now);
   void forget_hopeless(base::Time now);
   bool lives(const Known& known, base::Time now) const;
@@ -159,12 +167,6 @@ class Manager {
   std::map<PartitionId, Surplus> surplus_;
   // By the planner: goals it has set, until their partitions are there. A primary that hands over takes its goal with it, so the next
   // one is told at once; and the next plan is made of where everything will be.
-  struct Intent {
-    Goal goal;
-    View seen;              // the newest
-    base::Time changed{};   // since when it is that
-    bool told = false;      // the primary of that view
-  };
   std::map<PartitionId, Intent> intents_;
   std::unordered_map<std::uint32_t, Tries> tries_;  // of wishes that are not granted yet, by partition
   // Keepers: when they were heard themselves, and what they will be told when they answer.
