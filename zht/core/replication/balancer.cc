@@ -31,7 +31,9 @@ class Plan {
       if (goes) now = under_way->second;
       const bool whole = std::all_of(now.members.begin(), now.members.end(), [&](InstanceId one) { return find(one) != nullptr; });
       free_.push_back(!goes);
-      movable_.push_back(!goes && whole && now.members.size() >= std::min(options_.copies, nodes.size()) && nodes_of(now) == now.members.size());
+      const bool touched = options_.touched.contains(PartitionId{static_cast<std::uint32_t>(p)});
+      movable_.push_back(!goes && !touched && whole &&
+                         now.members.size() >= std::min(options_.copies, nodes.size()) && nodes_of(now) == now.members.size());
       for (InstanceId one : now.members) {
         if (find(one) == nullptr) continue;
         copies_[index_.at(one)]++;

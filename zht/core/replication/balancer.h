@@ -23,6 +23,7 @@ struct BalanceOptions {
   std::size_t copies = 3;
   // Goals that were set and are not reached yet. They count as reached, and their partitions are left alone: a plan that counted what
   // is half moved as not moved, or as there twice, would move more than is needed, and then some of it back, for ever.
+  std::set<PartitionId> touched;  // were changed a moment ago, by somebody else perhaps: not moved for evenness
   std::map<PartitionId, Goal> under_way;
   std::set<PartitionId> moving;  // the same, of which the goal is not known: a move has a copy more for a while, and none is dropped here
   std::size_t moves = 4;    // goals at once: a copy costs network, and one more copy of the data while it lasts

@@ -290,11 +290,27 @@ bool Manager::plans(base::Time now) const {
   return std::find(options_.keepers.begin(), options_.keepers.end(), options_.self) != options_.keepers.end();
 }
 
+std::set<PartitionId> Manager::touched(base::Time now) {
+  constexpr auto kLeftAlone = std::chrono::seconds(3);
+  std::set<PartitionId> touched;
+  const bool first = views_seen_.empty();
+  views_seen_.resize(partitions().size());
+  for (std::uint32_t p = 0; p < partitions().size(); p++) {
+    Surplus& seen = views_seen_[p];
+    if (seen.epoch != views_[p].epoch) seen = {views_[p].epoch, first || planned_moves_.contains(PartitionId{p}) ? base::Time{} : now};
+    if (seen.since != base::Time{} && now - seen.since < kLeftAlone) touched.insert(PartitionId{p});
+  }
+  planned_moves_.clear();
+  for (const auto& [partition, intent] : intents_) planned_moves_.insert(partition);
+  return touched;
+}
+
 void Manager::plan(base::Time now) {
   if (!plans(now)) return intents_.clear();
   forget_hopeless(now);
   BalanceOptions balancing = options_.balancing;
   balancing.moving = moving(now);
+  balancing.touched = touched(now);
   if (!balancing.defects.has(Defect::forget_intents))
     for (const auto& [partition, intent] : intents_) balancing.under_way[partition] = intent.goal;
   balancing.empties = 2 * balancing.moves - std::min(2 * balancing.moves, balancing.under_way.size());

@@ -140,6 +140,7 @@ class Manager {
     base::Time said{};      // when the goal was told last
     bool told = false;      // the primary of that view
   };
+  std::set<PartitionId> touched(base::Time now);
   static bool is_foreign(const Intent& intent, const View& now_is);
   void follow_up(base::Time now);
   void forget_hopeless(base::Time now);
@@ -168,6 +169,9 @@ class Manager {
   // By the planner: goals it has set, until their partitions are there. A primary that hands over takes its goal with it, so the next
   // one is told at once; and the next plan is made of where everything will be.
   std::map<PartitionId, Intent> intents_;
+  // By the planner: each partition's view as last seen, and since when. An operator's move is not undone while it is still under way.
+  std::vector<Surplus> views_seen_;
+  std::set<PartitionId> planned_moves_;  // what was under way at the last plan: its changes are the planner's own
   std::unordered_map<std::uint32_t, Tries> tries_;  // of wishes that are not granted yet, by partition
   // Keepers: when they were heard themselves, and what they will be told when they answer.
   struct Door {
