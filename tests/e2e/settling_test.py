@@ -10,7 +10,7 @@ from harness import rounds, wait_for
 
 NODES = rounds(4, 16)
 PARTITIONS = 64
-QUIET = 3  # seconds without a new view
+QUIET = 5  # seconds without a new view; longer than a planner leaves alone what has just changed
 MOST = 30  # seconds that anything may take; a machine that other tests keep busy, too
 
 
