@@ -491,6 +491,32 @@ TEST_F(NodesTest, AReadWaitsForAStoreThatIsNotAnnouncedYet) {
   announce.join();
 }
 
+// A node that takes connections and says nothing, and chunks there that are to be deleted: the mount goes on saying that it lives.
+TEST_F(NodesTest, AMountSpeaksUpWhileANodeDoesNotAnswer) {
+  std::vector<std::string> names;
+  for (int i = 0; i < 8; ++i) make(nodes_[0], names.emplace_back("f" + std::to_string(i)), long_text(10'000));
+  const auto port = nodes_[1].server->port();
+  nodes_[1].server.reset();
+  const int deaf = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), yes = 1;
+  ::setsockopt(deaf, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  ASSERT_EQ(::bind(deaf, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  ASSERT_EQ(::listen(deaf, 64), 0);
+  const std::string key = session_key(nodes_[0].files->session());
+  for (const std::string& name : names) EXPECT_EQ(wait(nodes_[0].files->unlink(kRootInode, name)), 0);
+  const auto version = [&] { return nodes_[0].client->call(zht::Operation::lookup(key)).version; };
+  const auto before = version();
+  const auto began = std::chrono::steady_clock::now();
+  store_->advance(std::chrono::seconds(8));  // a beat is due
+  while (version() == before && std::chrono::steady_clock::now() - began < std::chrono::seconds(10))
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(1500)) << "an answer of that node is waited for longer";
+  ::close(deaf);
+}
+
 TEST_F(NodesTest, ACopyThatMissedAChangeIsMadeAgainElsewhere) {
   Node third;
   third.chunks = *ChunkStore::open(folder_ + "/third");

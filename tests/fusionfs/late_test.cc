@@ -278,6 +278,28 @@ TEST_F(LateTest, OneLostRequestOrAnswerLeavesNothingWrong) {
   }
 }
 
+// After a mount died all records are gone through once; what may still be somebody's business is all that is looked at again.
+TEST_F(LateTest, RecordsAreGoneThroughOnceAndOnlyWhatIsUnfinishedAgain) {
+  const InodeId d = dir(kRootInode, "d");
+  for (int i = 0; i < 300; ++i) file(kRootInode, "f" + std::to_string(i));
+  later(60);
+  DyingClient dying(*client_, 2);  // reads the name and marks it as moving
+  Metadata dead(dying, store_->clock(), {});
+  wait(dead.rename(kRootInode, "f7", d, "g", 0));
+  DyingClient counting(*client_, 100'000);
+  Metadata metadata(counting, store_->clock(), {});
+  later(4);
+  const Metadata::Leftovers first = wait(metadata.settle_leftovers());
+  EXPECT_EQ(first.error, 0);
+  const int once = 100'000 - counting.left();
+  EXPECT_GT(once, 300);
+  EXPECT_EQ(first.again, std::vector<std::string>{entry_key(kRootHome, "f7")});
+  EXPECT_EQ(wait(metadata.look_again(first.again)).again, std::vector<std::string>());
+  EXPECT_LT(100'000 - counting.left() - once, 10);
+  EXPECT_EQ(list(d), "");
+  fsck();
+}
+
 TEST_F(LateTest, AnEmptiedFileSystemHoldsNothingButItsRoot) {
   std::vector<InodeId> all;
   MetadataOptions options;
