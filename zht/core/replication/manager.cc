@@ -290,6 +290,7 @@ bool Manager::plans(base::Time now) const {
   return std::find(options_.keepers.begin(), options_.keepers.end(), options_.self) != options_.keepers.end();
 }
 
+// Partitions whose view was changed lately by an operator or a repair, and not by this planner's goals.
 std::set<PartitionId> Manager::touched(base::Time now) {
   constexpr auto kLeftAlone = std::chrono::seconds(3);
   std::set<PartitionId> touched;
@@ -323,7 +324,6 @@ void Manager::plan(base::Time now) {
   }
 }
 
-// Goals that were reached are done with, and the next may be set; whoever has come to lead meanwhile is told where it goes.
 // Whether the step from the view last seen to this one leads away from the goal.
 bool Manager::is_foreign(const Intent& intent, const View& now_is) {
   for (const Members* members : {&now_is.sync, &now_is.learners})
@@ -332,6 +332,7 @@ bool Manager::is_foreign(const Intent& intent, const View& now_is) {
   return intent.seen.primary.instance == intent.goal.primary && now_is.primary.instance != intent.goal.primary;
 }
 
+// Goals that were reached are done with, and the next may be set; a new primary is told where its partition goes.
 void Manager::follow_up(base::Time now) {
   constexpr auto kSoon = std::chrono::milliseconds(50), kAgain = std::chrono::milliseconds(1000);
   bool done = false;
@@ -339,7 +340,7 @@ void Manager::follow_up(base::Time now) {
     Intent& intent = one->second;
     const View& now_is = view(one->first);
     if (intent.seen.epoch != now_is.epoch) {
-      // Somebody else moves it, an operator or a repair: what was meant for the older view is off.
+      // An operator or a repair moves the partition: the goal that was made for the older view is given up.
       if (is_foreign(intent, now_is)) {
         one = intents_.erase(one);
         continue;
