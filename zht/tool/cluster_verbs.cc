@@ -33,22 +33,29 @@ std::string state_of(const wire::ClusterNode& node) {
   return state;
 }
 
-// Whether a node that has ended is still of the cluster, say the others: then it did not leave. False when none of them can be asked.
-bool is_missed(const wire::ClusterStatus& before, const security::Opener& opener) {
-  const auto limit = std::chrono::steady_clock::now() + 2s;  // for its last word to reach them
-  for (bool missed = true; missed; std::this_thread::sleep_for(50ms)) {
-    missed = false;
+// What the others say of a node that has ended: that it has left, or that it is still of the cluster. Unknown when none of them
+// answers, though some are known.
+enum class Ended { left, missed, unknown };
+Ended how_it_ended(const wire::ClusterStatus& before, const security::Opener& opener) {
+  constexpr auto kLastWord = 2s;  // a node's last word takes that long to reach the others, at most
+  constexpr auto kAnswer = 10s;   // others that are there answer within that, however busy
+  const auto began = std::chrono::steady_clock::now();
+  for (Ended ended = Ended::left;; std::this_thread::sleep_for(50ms)) {
     for (const wire::ClusterNode& other : before.nodes()) {
-      if (other.node() == before.node() || !other.lives() || other.address().empty()) continue;
+      if (other.node() == before.node() || other.address().empty()) continue;
+      ended = Ended::unknown;
       auto seeds = client::parse_cluster(other.address(), opener);
       const auto now = seeds ? client::fetch_status(seeds->front(), 1s) : Result<wire::Status>(seeds.error());
       if (!now) continue;
-      for (const wire::ClusterNode& one : now->cluster().nodes()) missed = missed || one.node() == before.node();
+      ended = Ended::left;
+      for (const wire::ClusterNode& one : now->cluster().nodes()) {
+        if (one.node() == before.node()) ended = Ended::missed;
+      }
       break;
     }
-    if (missed && std::chrono::steady_clock::now() > limit) return true;
+    const auto waited = std::chrono::steady_clock::now() - began;
+    if (ended == Ended::left || waited > (ended == Ended::missed ? kLastWord : kAnswer)) return ended;
   }
-  return false;
 }
 
 // Which node that is, as its owner knows it.
@@ -112,8 +119,14 @@ Result<void> leave(const support::Program& program, bool yes) {
     said = std::move(left);
     said_at = now;
   }
-  if (is_missed(last.cluster(), addresses.front().opener))
-    return fail(Code::unavailable, "node ", last.cluster().node(), " ended before it was empty; start it and have it leave again");
+  switch (how_it_ended(last.cluster(), addresses.front().opener)) {
+    case Ended::missed:
+      return fail(Code::unavailable, "node ", last.cluster().node(), " ended before it was empty; start it and have it leave again");
+    case Ended::unknown:
+      return fail(Code::unavailable, "node ", last.cluster().node(), " has ended, and no other node answers;",
+                  " see there whether it has left: zht status");
+    case Ended::left: break;
+  }
   if (!program.common().quiet) std::cerr << "zht: the node has left\n";
   return {};
 }
