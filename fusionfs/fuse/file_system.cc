@@ -702,7 +702,7 @@ Task<Looked> FileSystem::lookup(InodeId directory, std::string name, std::uint32
       const std::lock_guard lock(inode->mutex);
       reached(*inode, directory, name);
     }
-    retries_.looked_up(thread);
+    retries_.looked_up(thread, inode->id);
   }
   co_return looked;
 }
@@ -1210,11 +1210,11 @@ Task<Opened> FileSystem::open(InodeId id, int flags, bool privileged, std::uint3
   }
   table_.opened(id);
   // What was looked up during this very open(2) is what is opened, whatever has become of its name since.
-  const bool looked_up = thread == 0 || retries_.on_second_walk(thread, Retries::Request::other);
+  const bool looked_up = thread == 0 || retries_.on_second_walk(thread, Retries::Request::other, id);
   Named named;
   if (!looked_up) named = co_await check_names(inode, Metadata::For::opening);
   opened.error = named.error;
-  if (opened.error == 0 && named.stale) opened.error = retries_.stale(thread, 0);
+  if (opened.error == 0 && named.stale) opened.error = retries_.stale(thread, 0, Retries::Request::other, id);
   if (opened.error == 0 && named.found) {
     absorb(*inode, *named.found);
   } else if (opened.error == 0) {
@@ -1224,7 +1224,7 @@ Task<Opened> FileSystem::open(InodeId id, int flags, bool privileged, std::uint3
       const std::lock_guard lock(inode->mutex);
       nameless = inode->gone || inode->record.links == 0;
     }
-    if (opened.error == 0 && nameless && !looked_up) opened.error = retries_.stale(thread, 0);
+    if (opened.error == 0 && nameless && !looked_up) opened.error = retries_.stale(thread, 0, Retries::Request::other, id);
   }
   if (opened.error == 0) {
     co_await forgotten_by_kernel(inode);  // its size, above all

@@ -92,7 +92,8 @@ fuse_entry_param to_entry(const Glue& glue, const Inode& inode) {
   entry.ino = raw(inode.id);
   entry.attr = to_stat(glue.options, inode);
   entry.attr_timeout = glue.files.about_to_change(inode) ? 0 : glue.options.attribute_timeout;
-  entry.entry_timeout = glue.options.entry_timeout;
+  // A symbolic link is followed without any request that could tell of its name: the name is asked for each time.
+  entry.entry_timeout = is_symlink(inode.mode) ? 0 : glue.options.entry_timeout;
   return entry;
 }
 

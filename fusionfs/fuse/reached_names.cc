@@ -70,21 +70,18 @@ Task<FileSystem::Named> FileSystem::check_names(std::shared_ptr<MountedInode> in
       if (reply.inode) named.found = std::move(reply.inode);
       continue;
     }
+    // It stays among the names: this call may have come by another, and the kernel go on using this one.
     named.stale = true;
-    const std::lock_guard lock(inode->mutex);
-    std::erase_if(inode->reached_by, [&](const ReachedBy& other) {
-      return other.directory == each.directory && other.name == each.name && other.at == each.at;
-    });
   }
   co_return named;
 }
 
 Task<int> FileSystem::open_directory(InodeId id, std::uint32_t thread) {
   const auto inode = table_.get(id, 0);
-  if (retries_.on_second_walk(thread, Retries::Request::other)) co_return 0;
+  if (retries_.on_second_walk(thread, Retries::Request::other, id)) co_return 0;
   const Named named = co_await check_names(inode, Metadata::For::looking);
   if (named.error != 0) co_return named.error;
-  co_return named.stale ? retries_.stale(thread, 0) : 0;
+  co_return named.stale ? retries_.stale(thread, 0, Retries::Request::other, id) : 0;
 }
 
 Task<Looked> FileSystem::getattr_by_name(InodeId id, std::uint32_t thread) {
@@ -92,7 +89,7 @@ Task<Looked> FileSystem::getattr_by_name(InodeId id, std::uint32_t thread) {
   if (looked.error != ENOENT) co_return looked;
   // Another mount has removed it, or has given its name to another. Of what was looked up during this very call the caller gets what
   // was known then.
-  looked.error = retries_.stale(thread, ENOENT, Retries::Request::attributes);
+  looked.error = retries_.stale(thread, ENOENT, Retries::Request::attributes, id);
   if (looked.error != ENOENT) co_return looked;
   const auto inode = table_.get(id, 0);
   const std::lock_guard lock(inode->mutex);
@@ -113,13 +110,13 @@ Task<Looked> FileSystem::setattr_by_name(SetRequest request, std::uint32_t threa
   // The kernel does not say whether fchmod(2) and the like have a descriptor; of an open file they are as good as by one.
   const bool by_name = !open || (request.fields_set & SetRequest::kSize) != 0;
   Looked looked;
-  if (by_name && !retries_.on_second_walk(thread, Retries::Request::other)) {
+  if (by_name && !retries_.on_second_walk(thread, Retries::Request::other, id)) {
     const Named named = co_await check_names(inode, Metadata::For::looking);
-    looked.error = named.error != 0 ? named.error : named.stale ? retries_.stale(thread, 0) : 0;
+    looked.error = named.error != 0 ? named.error : named.stale ? retries_.stale(thread, 0, Retries::Request::other, id) : 0;
     if (looked.error != 0) co_return looked;
   }
   looked = co_await setattr(std::move(request));
-  if (looked.error == ENOENT) looked.error = retries_.stale(thread, ENOENT);
+  if (looked.error == ENOENT) looked.error = retries_.stale(thread, ENOENT, Retries::Request::other, id);
   co_return looked;
 }
 

@@ -1,17 +1,25 @@
 #include "fusionfs/fuse/retries.h"
 
+#include <algorithm>
 #include <cerrno>
 
 namespace fusionfs {
 
-int Retries::stale(std::uint32_t thread, int otherwise, Request request) {
+// mutex_ is held.
+bool Retries::same_call(const Walk& walk, Request request, InodeId inode) const {
+  if (late(walk) || walk.request != request) return false;
+  const std::vector<InodeId>& found = walk.found;
+  return inode == InodeId{} || found.empty() || found.size() >= kMostFound || std::find(found.begin(), found.end(), inode) != found.end();
+}
+
+int Retries::stale(std::uint32_t thread, int otherwise, Request request, InodeId inode) {
   if (thread == 0) return otherwise;
   const std::lock_guard lock(mutex_);
   const auto walk = walks_.find(thread);
-  if (walk != walks_.end() && !late(walk->second) && walk->second.request == request) return otherwise;
+  if (walk != walks_.end() && same_call(walk->second, request, inode)) return otherwise;
   if (walks_.size() >= kMostThreads) std::erase_if(walks_, [&](const auto& each) { return late(each.second); });
   if (walks_.size() >= kMostThreads) return otherwise;
-  walks_[thread] = {clock_.now(), true, request};
+  walks_[thread] = {.at = clock_.now(), .request = request};
   any_.store(true, std::memory_order_release);
   return ESTALE;
 }
@@ -23,17 +31,20 @@ bool Retries::on_second_walk(std::uint32_t thread) const {
   return walk != walks_.end() && !late(walk->second);
 }
 
-bool Retries::on_second_walk(std::uint32_t thread, Request request) const {
+bool Retries::on_second_walk(std::uint32_t thread, Request request, InodeId inode) const {
   if (!any_.load(std::memory_order_acquire)) return false;
   const std::lock_guard lock(mutex_);
   const auto walk = walks_.find(thread);
-  return walk != walks_.end() && !late(walk->second) && walk->second.request == request;
+  return walk != walks_.end() && same_call(walk->second, request, inode);
 }
 
-void Retries::looked_up(std::uint32_t thread) {
+void Retries::looked_up(std::uint32_t thread, InodeId inode) {
   if (!any_.load(std::memory_order_acquire)) return;
   const std::lock_guard lock(mutex_);
-  if (const auto walk = walks_.find(thread); walk != walks_.end()) walk->second.just_told = false;
+  const auto walk = walks_.find(thread);
+  if (walk == walks_.end()) return;
+  walk->second.just_told = false;
+  if (walk->second.found.size() < kMostFound) walk->second.found.push_back(inode);
 }
 
 void Retries::found_nothing(std::uint32_t thread) {

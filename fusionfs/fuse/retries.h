@@ -6,7 +6,9 @@
 //   if (!retries.on_second_walk(thread) && name_has_changed) return retries.stale(thread, ENOENT);
 //
 // A system call is known by its thread: a thread makes one at a time. On the way along a path the kernel may also ask for attributes
-// (permissions, when it does not know them): that ends only a call that was told ESTALE by such a request itself. Any thread.
+// (permissions, when it does not know them): that ends only a call that was told ESTALE by such a request itself. A second walk may end
+// in the kernel (EACCES, or ELOOP where a symbolic link has come): then the thread's next request is another call's. It is not taken
+// for the same one unless its inode was looked up on the second walk, or nothing was. Any thread.
 #pragma once
 
 #include <atomic>
@@ -14,7 +16,9 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <vector>
 
+#include "fusionfs/core/format.h"
 #include "novoht/base/clock.h"
 
 namespace fusionfs {
@@ -25,12 +29,12 @@ class Retries {
 
   enum class Request { attributes, other };  // by which a call was told, or comes back
 
-  // ESTALE when the `thread` (0: unknown) is not on a second walk already; else `otherwise`.
-  int stale(std::uint32_t thread, int otherwise, Request request = Request::other);
+  // ESTALE when the `thread` (0: unknown) is not on a second walk already; else `otherwise`. `inode`: the request's; none: any is meant.
+  int stale(std::uint32_t thread, int otherwise, Request request = Request::other, InodeId inode = {});
   bool on_second_walk(std::uint32_t thread) const;  // for a LOOKUP
-  bool on_second_walk(std::uint32_t thread, Request request) const;
-  // A LOOKUP of the thread has found something; or nothing, which ends the walk.
-  void looked_up(std::uint32_t thread);
+  bool on_second_walk(std::uint32_t thread, Request request, InodeId inode) const;
+  // A LOOKUP of the thread has found `inode`; or nothing, which ends the walk.
+  void looked_up(std::uint32_t thread, InodeId inode);
   void found_nothing(std::uint32_t thread);
   // A request other than LOOKUP is answered: the system call is over, unless it was told ESTALE just now.
   void answered(std::uint32_t thread, Request request = Request::other);
@@ -39,12 +43,15 @@ class Retries {
   // A call that was told ESTALE comes back at once or, if it is refused on its way (EACCES), never.
   static constexpr std::chrono::seconds kComesBack{2};
   static constexpr std::size_t kMostThreads = 1024;
+  static constexpr std::size_t kMostFound = 64;  // parts of a path; of a longer one, any inode may be the call's
   struct Walk {
     base::Time at{};
     bool just_told = true;
     Request request = Request::other;
+    std::vector<InodeId> found{};  // by LOOKUPs since it was told
   };
   bool late(const Walk& walk) const { return clock_.now() - walk.at > kComesBack; }
+  bool same_call(const Walk& walk, Request request, InodeId inode) const;
 
   const base::Clock& clock_;
   std::atomic<bool> any_{false};
