@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "fusionfs/core/access_list.h"
 #include "fusionfs/core/locks.h"
 #include "fusionfs/core/openers.h"
 #include "fusionfs/core/shard.h"
@@ -455,6 +456,29 @@ Result<void> add_shards(Shard& shard, Reply& reply) {
   return {};
 }
 
+Result<Attributes> attributes_of(Transaction& tables, InodeId inode) {
+  const auto found = tables.lookup(attributes_key(inode));
+  if (!found) return Attributes{};
+  auto decoded = decode_attributes(found->value);
+  if (!decoded) return fail(Code::corrupt, "extended attributes of inode ", raw(inode), " are damaged");
+  return std::move(*decoded);
+}
+
+// `inode` has got another mode: its access control list says the same from now on.
+Result<void> follow_mode(Transaction& tables, const Inode& inode) {
+  if (!inode.has(Inode::kHasAttributes)) return {};
+  TRY_LET(all, attributes_of(tables, inode.id));
+  for (auto& [name, value] : all) {
+    if (name != kAccessList) continue;
+    std::string list = with_mode(value, inode.mode);
+    if (list == value) return {};
+    value = std::move(list);
+    TRY(tables.insert(attributes_key(inode.id), encode(all)));
+    return {};
+  }
+  return {};
+}
+
 Result<Reply> setattr(Transaction& tables, HomeId home, const SetRequest& request) {
   Shard shard(tables, home);
   const bool directory = counter_of(request.inode) == kDirectoryCounter;
@@ -469,7 +493,10 @@ Result<Reply> setattr(Transaction& tables, HomeId home, const SetRequest& reques
     inode = std::move(*found);
   }
   const auto set = [&](SetRequest::Field field) { return (request.fields_set & field) != 0; };
-  if (set(SetRequest::kMode)) inode.mode = (inode.mode & kTypeMask) | (request.mode & 07777);
+  if (set(SetRequest::kMode)) {
+    inode.mode = (inode.mode & kTypeMask) | (request.mode & 07777);
+    TRY(follow_mode(tables, inode));
+  }
   if (set(SetRequest::kUid)) inode.uid = request.uid;
   if (set(SetRequest::kGid)) inode.gid = request.gid;
   if (set(SetRequest::kAtime)) inode.atime = request.atime;
@@ -567,27 +594,29 @@ Result<Reply> change_attribute(Transaction& tables, HomeId home, const Attribute
   Shard shard(tables, home);
   TRY_LET(inode, shard.inode(request.inode));
   if (!inode) return refuse(ENOENT);
-  Attributes attributes;
+  TRY_LET(attributes, attributes_of(tables, request.inode));
   const std::string key = attributes_key(request.inode);
-  if (const auto found = tables.lookup(key)) {
-    auto decoded = decode_attributes(found->value);
-    if (!decoded) return fail(Code::corrupt, "extended attributes of inode ", raw(request.inode), " are damaged");
-    attributes = std::move(*decoded);
+  std::optional<std::uint32_t> mode = request.mode;
+  bool kept = !remove;
+  if (!remove && request.name == kAccessList) {
+    mode = mode_of_access_list(request.value, inode->mode);
+    if (!mode) return refuse(EINVAL);
+    constexpr std::uint32_t kSetGroup = 02000;  // the asker may have to give it up
+    if (request.mode && (*request.mode & kSetGroup) == 0) *mode &= ~kSetGroup;
+    kept = !mode_says_it_all(request.value);
   }
   const auto place = std::lower_bound(attributes.begin(), attributes.end(), request.name,
                                       [](const auto& each, const std::string& name) { return each.first < name; });
   const bool present = place != attributes.end() && place->first == request.name;
-  if (remove) {
-    if (!present) return refuse(ENODATA);
+  if (remove && !present) return refuse(ENODATA);
+  if (!remove && present && (request.flags & 1) != 0) return refuse(EEXIST);
+  if (!remove && !present && (request.flags & 2) != 0) return refuse(ENODATA);
+  if (present && kept)
+    place->second = request.value;
+  else if (present)
     attributes.erase(place);
-  } else {
-    if (present && (request.flags & 1) != 0) return refuse(EEXIST);
-    if (!present && (request.flags & 2) != 0) return refuse(ENODATA);
-    if (present)
-      place->second = request.value;
-    else
-      attributes.insert(place, {request.name, request.value});
-  }
+  else if (kept)
+    attributes.insert(place, {request.name, request.value});
   const std::string bytes = encode(attributes);
   if (bytes.size() > kMaxAttributes) return refuse(ENOSPC);
   if (attributes.empty()) {
@@ -597,7 +626,7 @@ Result<Reply> change_attribute(Transaction& tables, HomeId home, const Attribute
     TRY(tables.insert(key, bytes));
     inode->flags = static_cast<std::uint8_t>(inode->flags | Inode::kHasAttributes);
   }
-  if (request.mode) inode->mode = (inode->mode & kTypeMask) | (*request.mode & 07777);
+  if (mode) inode->mode = (inode->mode & kTypeMask) | (*mode & 07777);
   inode->ctime = std::max(inode->ctime, request.now);
   TRY(shard.put(*inode));
   Reply reply;

@@ -1,59 +1,14 @@
 #include "fusionfs/fuse/access_lists.h"
 
+#include <sys/stat.h>
+
+#include <cerrno>
+
 namespace fusionfs {
 
 namespace {
 
-constexpr std::size_t kHeader = 4, kEntry = 8;
-enum Tag : std::uint16_t { kOwner = 0x01, kNamedUser = 0x02, kGroup = 0x04, kNamedGroup = 0x08, kMask = 0x10, kOther = 0x20 };
-
-bool well_formed(const std::string& bytes) {
-  return bytes.size() >= kHeader && (bytes.size() - kHeader) % kEntry == 0;
-}
-
-}  // namespace
-
-std::optional<std::uint32_t> mode_of_access_list(const std::string& bytes, std::uint32_t mode) {
-  if (!well_formed(bytes)) return std::nullopt;
-  std::optional<std::uint32_t> group, mask;
-  for (std::size_t at = kHeader; at < bytes.size(); at += kEntry) {
-    const auto tag = base::load<std::uint16_t>(bytes.data() + at);
-    const std::uint32_t bits = base::load<std::uint16_t>(bytes.data() + at + 2) & 7u;
-    if (tag == kOwner) mode = (mode & ~0700u) | bits << 6;
-    if (tag == kGroup) group = bits;
-    if (tag == kMask) mask = bits;
-    if (tag == kOther) mode = (mode & ~07u) | bits;
-  }
-  if (mask)
-    mode = (mode & ~070u) | *mask << 3;
-  else if (group)
-    mode = (mode & ~070u) | *group << 3;
-  return mode & 07777;
-}
-
-std::optional<Inherited> inherit(const std::string& default_list, std::uint32_t mode) {
-  if (!well_formed(default_list) || default_list.size() == kHeader) return std::nullopt;
-  Inherited lists;
-  lists.access = default_list;
-  lists.mode = mode & ~0777u;
-  bool masked = false, named = false;
-  for (std::size_t at = kHeader; at < default_list.size(); at += kEntry)
-    masked = masked || base::load<std::uint16_t>(default_list.data() + at) == kMask;
-  // The entries that stand for the three classes are cut to what the file was to be made with.
-  for (std::size_t at = kHeader; at < default_list.size(); at += kEntry) {
-    const auto tag = base::load<std::uint16_t>(default_list.data() + at);
-    std::uint32_t bits = base::load<std::uint16_t>(default_list.data() + at + 2) & 7u;
-    const bool of_group = tag == kMask || (tag == kGroup && !masked);
-    if (tag == kOwner) lists.mode |= (bits &= mode >> 6 & 7u) << 6;
-    if (of_group) lists.mode |= (bits &= mode >> 3 & 7u) << 3;
-    if (tag == kOther) lists.mode |= bits &= mode & 7u;
-    named = named || tag == kNamedUser || tag == kNamedGroup || tag == kMask;
-    base::store(lists.access.data() + at + 2, static_cast<std::uint16_t>(bits));
-  }
-  if (!named) lists.access.clear();
-  return lists;
-}
-
+// Gives the new file its lists; a directory the default list too.
 Task<int> give_lists(FileSystem& files, InodeId inode, Inherited lists, bool directory, std::string default_list) {
   if (!lists.access.empty()) {
     const int error = co_await files.set_attribute(inode, kAccessList, lists.access, 0, lists.mode & 07777);
@@ -61,6 +16,51 @@ Task<int> give_lists(FileSystem& files, InodeId inode, Inherited lists, bool dir
   }
   if (!directory) co_return 0;
   const int error = co_await files.set_attribute(inode, kDefaultList, std::move(default_list), 0, std::nullopt);
+  co_return error;
+}
+
+}  // namespace
+
+Task<Looked> make_inheriting(FileSystem& files, InodeId parent, CreateRequest create, std::uint32_t umask) {
+  TextReply inherited = co_await files.get_attribute(parent, kDefaultList);
+  const auto lists = inherited.error == 0 ? inherit(inherited.text, create.mode) : std::nullopt;
+  create.mode = lists ? lists->mode : is_symlink(create.mode) ? create.mode : create.mode & ~(umask & 0777);
+  const bool directory = is_directory(create.mode), symlink = is_symlink(create.mode);
+  Looked made = co_await files.make(parent, std::move(create));
+  if (made.error != 0 || !lists || symlink) co_return made;
+  const InodeId id = made.inode.id;
+  const int error = co_await give_lists(files, id, *lists, directory, inherited.text);
+  if (error != 0) {
+    files.forget(id, 1);
+    made.error = error;
+  }
+  co_return made;
+}
+
+Task<Opened> create_inheriting(FileSystem& files, InodeId parent, CreateRequest create, std::uint32_t umask, int flags) {
+  TextReply inherited = co_await files.get_attribute(parent, kDefaultList);
+  const auto lists = inherited.error == 0 ? inherit(inherited.text, create.mode) : std::nullopt;
+  const std::uint32_t mode = lists ? lists->mode : create.mode & ~(umask & 0777);
+  Opened made = co_await files.create(parent, std::move(create.name), mode, create.uid, create.gid, flags);
+  if (made.error != 0 || !lists) co_return made;
+  const InodeId id = made.inode.id;
+  const int error = co_await give_lists(files, id, *lists, false, inherited.text);
+  if (error != 0) {
+    co_await files.release(id);
+    files.forget(id, 1);
+    made.error = error;
+  }
+  co_return made;
+}
+
+Task<int> set_access_list(FileSystem& files, InodeId inode, std::string name, std::string value, std::uint32_t flags, Changer changer) {
+  const Looked looked = co_await files.getattr(inode);
+  if (looked.error != 0) co_return looked.error;
+  auto mode = mode_of_access_list(value, looked.inode.mode);
+  if (!mode) co_return EINVAL;
+  // As chmod(2) by an owner outside the group.
+  if ((*mode & S_ISGID) != 0 && !changer.privileged && !changer.belongs(looked.inode.gid)) *mode &= ~std::uint32_t{S_ISGID};
+  const int error = co_await files.set_attribute(inode, std::move(name), std::move(value), flags, mode);
   co_return error;
 }
 

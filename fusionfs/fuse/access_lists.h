@@ -1,29 +1,20 @@
-// POSIX access control lists as the kernel hands them over: u32 version 2, then u16 tag, u16 permissions, u32 id for each
-// entry. The kernel enforces them; what is done here is what they imply for the mode, and what new files inherit.
+// What a mount does for access control lists (core/access_list.h), beside keeping them: new files inherit, and setting one is a chmod.
+// The kernel evaluates them on every mount, with `-o noacl` too: what a list forbids on one mount is allowed on none.
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 
+#include "fusionfs/core/access_list.h"
 #include "fusionfs/fuse/file_system.h"
 
 namespace fusionfs {
 
-inline constexpr const char* kAccessList = "system.posix_acl_access";
-inline constexpr const char* kDefaultList = "system.posix_acl_default";
+// As files.make() and files.create(), with what the directory's default list says of new files; without one, the umask applies.
+Task<Looked> make_inheriting(FileSystem& files, InodeId parent, CreateRequest create, std::uint32_t umask);
+Task<Opened> create_inheriting(FileSystem& files, InodeId parent, CreateRequest create, std::uint32_t umask, int flags);
 
-// The permission bits that a list implies: its owner, mask (or group) and other entries. Nothing: it is no list.
-std::optional<std::uint32_t> mode_of_access_list(const std::string& bytes, std::uint32_t mode);
-
-// What a new file of `mode` (type and permissions, the umask not applied) gets in a directory with this default list.
-struct Inherited {
-  std::uint32_t mode = 0;
-  std::string access;  // empty: the mode says it all
-};
-std::optional<Inherited> inherit(const std::string& default_list, std::uint32_t mode);
-
-// Gives the new file its lists; a directory the default list too. 0, or an errno.
-Task<int> give_lists(FileSystem& files, InodeId inode, Inherited lists, bool directory, std::string default_list);
+// `name` is kAccessList. Errors: EINVAL: it is no list.
+Task<int> set_access_list(FileSystem& files, InodeId inode, std::string name, std::string value, std::uint32_t flags, Changer changer);
 
 }  // namespace fusionfs

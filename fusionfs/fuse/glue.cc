@@ -158,10 +158,8 @@ void on_init(void* userdata, fuse_conn_info* connection) {
       want(locks);
   }
   if (glue.options.writeback) want(FUSE_CAP_WRITEBACK_CACHE);
-  if (glue.options.access_lists) {
-    want(FUSE_CAP_POSIX_ACL);
-    want(FUSE_CAP_DONT_MASK);  // a default list takes the place of the caller's umask
-  }
+  want(FUSE_CAP_POSIX_ACL);
+  want(FUSE_CAP_DONT_MASK);  // a default list takes the place of the caller's umask
   connection->max_write = 1u << 20;
   connection->max_readahead = 1u << 20;
   connection->max_background = glue.options.max_background;
@@ -243,47 +241,9 @@ CreateRequest creation(fuse_req_t request, const char* name, mode_t mode) {
   return create;
 }
 
-// As files.make(), with what the directory's default access control list says of new files.
-Task<Looked> make_inheriting(FileSystem& files, InodeId parent, CreateRequest create, std::uint32_t umask) {
-  TextReply inherited = co_await files.get_attribute(parent, kDefaultList);
-  const auto lists = inherited.error == 0 ? inherit(inherited.text, create.mode) : std::nullopt;
-  create.mode = lists ? lists->mode : is_symlink(create.mode) ? create.mode : create.mode & ~(umask & 0777);
-  const bool directory = is_directory(create.mode), symlink = is_symlink(create.mode);
-  Looked made = co_await files.make(parent, std::move(create));
-  if (made.error != 0 || !lists || symlink) co_return made;
-  const InodeId id = made.inode.id;
-  const int error = co_await give_lists(files, id, *lists, directory, inherited.text);
-  if (error != 0) {
-    files.forget(id, 1);
-    made.error = error;
-  }
-  co_return made;
-}
-
-Task<Opened> create_inheriting(FileSystem& files, InodeId parent, std::string name, std::uint32_t mode,
-                               std::uint32_t umask, std::uint32_t uid, std::uint32_t gid, int flags) {
-  TextReply inherited = co_await files.get_attribute(parent, kDefaultList);
-  const auto lists = inherited.error == 0 ? inherit(inherited.text, mode) : std::nullopt;
-  mode = lists ? lists->mode : mode & ~(umask & 0777);
-  Opened made = co_await files.create(parent, std::move(name), mode, uid, gid, flags);
-  if (made.error != 0 || !lists) co_return made;
-  const InodeId id = made.inode.id;
-  const int error = co_await give_lists(files, id, *lists, false, inherited.text);
-  if (error != 0) {
-    co_await files.release(id);
-    files.forget(id, 1);
-    made.error = error;
-  }
-  co_return made;
-}
-
 void make(fuse_req_t request, fuse_ino_t parent, CreateRequest create) {
-  FileSystem& files = files_of(request);
-  if (glue_of(request).options.access_lists)
-    serve(request, make_inheriting(files, inode_of(parent), std::move(create), fuse_req_ctx(request)->umask),
-          reply_made, Part::other);
-  else
-    serve(request, files.make(inode_of(parent), std::move(create)), reply_made, Part::other);
+  serve(request, make_inheriting(files_of(request), inode_of(parent), std::move(create), fuse_req_ctx(request)->umask), reply_made,
+        Part::other);
 }
 
 void on_mknod(fuse_req_t request, fuse_ino_t parent, const char* name, mode_t mode, dev_t device) {
@@ -380,14 +340,9 @@ void on_open(fuse_req_t request, fuse_ino_t inode, fuse_file_info* info) {
 
 void on_create(fuse_req_t request, fuse_ino_t parent, const char* name, mode_t mode, fuse_file_info* info) {
   fuse_file_info file = *info;
-  const auto* caller = fuse_req_ctx(request);
-  FileSystem& all = files_of(request);
   const std::string use = use_of(request, info->flags);
-  Task<Opened> task =
-      glue_of(request).options.access_lists
-          ? create_inheriting(all, inode_of(parent), name, mode, caller->umask, caller->uid, caller->gid, info->flags)
-          : all.create(inode_of(parent), name, mode, caller->uid, caller->gid, info->flags);
-  serve(request, std::move(task),
+  serve(request,
+        create_inheriting(files_of(request), inode_of(parent), creation(request, name, mode), fuse_req_ctx(request)->umask, info->flags),
         [file, use](fuse_req_t to, const Opened& opened) mutable {
           if (opened.error != 0) return answer_change(to, opened.error);
           files_of(to).retries().answered(thread_of(to));
@@ -663,27 +618,20 @@ void on_statfs(fuse_req_t request, fuse_ino_t) {
     fuse_reply_statfs(request, &status);
 }
 
-Task<int> set_access_list(FileSystem& files, InodeId inode, std::string name, std::string value, std::uint32_t flags, Changer changer) {
-  const Looked looked = co_await files.getattr(inode);
-  if (looked.error != 0) co_return looked.error;
-  auto mode = mode_of_access_list(value, looked.inode.mode);
-  if (!mode) co_return EINVAL;
-  // As chmod(2) by an owner outside the group.
-  if ((*mode & S_ISGID) != 0 && !changer.privileged && !changer.belongs(looked.inode.gid)) *mode &= ~std::uint32_t{S_ISGID};
-  const int error = co_await files.set_attribute(inode, std::move(name), std::move(value), flags, mode);
-  co_return error;
-}
-
 constexpr std::string_view kVirtual = "fusionfs.";  // attributes that tell where a file lies; not listed
 constexpr std::string_view kTrusted = "trusted.";   // the kernel lets root alone read and write them; listing is up to us
+
+bool is_list(std::string_view name) { return name == kAccessList || name == kDefaultList; }
 
 // 0, or what a local file system says to a name in none of its namespaces, or with nothing behind the namespace.
 int check_attribute(std::string_view name) {
   for (const std::string_view space : {std::string_view("user."), kTrusted, std::string_view("security.")}) {
     if (name.starts_with(space)) return name == space ? EINVAL : 0;
   }
-  return name == "system.posix_acl_access" || name == "system.posix_acl_default" ? 0 : EOPNOTSUPP;
+  return is_list(name) ? 0 : EOPNOTSUPP;
 }
+
+bool refused_list(fuse_req_t request, std::string_view name) { return is_list(name) && !glue_of(request).options.access_lists; }
 
 void on_setxattr(fuse_req_t request, fuse_ino_t inode, const char* name, const char* value, std::size_t size,
                  int flags) {
@@ -692,9 +640,8 @@ void on_setxattr(fuse_req_t request, fuse_ino_t inode, const char* name, const c
   const std::string_view attribute(name);
   if (attribute.starts_with(kVirtual)) return answer_error(request, EPERM);
   if (const int error = check_attribute(attribute); error != 0) return answer_error(request, error);
-  if (attribute.starts_with("system.posix_acl_") && !glue_of(request).options.access_lists)
-    return answer_error(request, EOPNOTSUPP);
-  if (attribute == "system.posix_acl_access") {
+  if (refused_list(request, attribute)) return answer_error(request, EOPNOTSUPP);
+  if (attribute == kAccessList) {
     serve(request,
           set_access_list(files, inode_of(inode), name, std::string(value, size), static_cast<std::uint32_t>(flags), changer_of(request)),
           answer_error);
@@ -717,16 +664,23 @@ void reply_text(fuse_req_t request, InodeId inode, const TextReply& reply, std::
     fuse_reply_buf(request, reply.text.data(), reply.text.size());
 }
 
+// Bits that are not shown are not granted by a list either.
+std::string less_umask(const Glue& glue, std::string list) {
+  const auto mode = mode_of_access_list(list, 0);
+  return mode && glue.options.umask != 0 ? with_mode(std::move(list), *mode & ~glue.options.umask) : list;
+}
+
 void on_getxattr(fuse_req_t request, fuse_ino_t inode, const char* name, std::size_t size) {
-  if (std::string_view(name).starts_with("system.posix_acl_") && !glue_of(request).options.access_lists)
-    return answer_error(request, EOPNOTSUPP);
   if (std::string_view(name).starts_with(kVirtual)) {
     serve(request, files_of(request).layout(inode_of(inode), std::string(name + kVirtual.size())),
           [inode, size](fuse_req_t to, const TextReply& reply) { reply_text(to, inode_of(inode), reply, size); });
     return;
   }
   serve(request, files_of(request).get_attribute(inode_of(inode), name),
-        [inode, size](fuse_req_t to, const TextReply& reply) { reply_text(to, inode_of(inode), reply, size); });
+        [inode, size, access = std::string_view(name) == kAccessList](fuse_req_t to, TextReply& reply) {
+          if (access && reply.error == 0) reply.text = less_umask(glue_of(to), std::move(reply.text));
+          reply_text(to, inode_of(inode), reply, size);
+        });
 }
 
 // A list of names, each ended by a zero, without those that start with `prefix`.
@@ -749,7 +703,8 @@ void on_listxattr(fuse_req_t request, fuse_ino_t inode, std::size_t size) {
 }
 
 void on_removexattr(fuse_req_t request, fuse_ino_t inode, const char* name) {
-  const bool list = std::string_view(name).starts_with("system.posix_acl_");  // one that is not there is as good as removed
+  if (refused_list(request, name)) return answer_error(request, EOPNOTSUPP);
+  const bool list = is_list(name);  // one that is not there is as good as removed
   serve(request, files_of(request).remove_attribute(inode_of(inode), name), [inode, list](fuse_req_t to, int error) {
     answer_error(to, list && error == ENODATA ? 0 : or_stale(inode_of(inode), error));
   });

@@ -11,7 +11,7 @@ namespace fusionfs {
 struct GlueOptions {
   double entry_timeout = 1.0;  // seconds the kernel believes a name
   double attribute_timeout = 1.0;
-  bool access_lists = false;  // POSIX ACLs, enforced by the kernel
+  bool access_lists = true;  // POSIX ACLs may be set here; the kernel enforces those that are, anyhow
   bool provenance = false;     // who opens what is told to FileSystem::note_use()
   bool local_locks = false;    // flock and fcntl locks hold within this mount only
   bool writeback = false;     // the kernel gathers writes; O_APPEND from two nodes at once is then not atomic

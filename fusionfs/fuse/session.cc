@@ -193,7 +193,7 @@ Result<void> parse_options(const std::string& list, MountOptions& options) {
       options.threads = static_cast<int>(count);
     } else if (!part.empty()) {
       return fail(Code::invalid, "-o ", base::escape(part),
-                  ": no such option; known are ro, rw, allow_other, noallow_other, acl, coherence=strict|close-to-open, writeback, "
+                  ": no such option; known are ro, rw, allow_other, noallow_other, acl, noacl, coherence=strict|close-to-open, writeback, "
                   "dev, nodev, suid, nosuid, exec, noexec, sync, async, nonempty, embed, noembed, local_lock=all|none, relatime, noatime, "
                   "provenance, replicas=N, serve[=ADDRESS[:PORT]], noserve, uid=N, gid=N, umask=OCTAL, "
                   "attr_timeout=S, entry_timeout=S, threads=N, cluster=HOST:PORT, data=FOLDER, fsname=NAME");

@@ -22,7 +22,7 @@ struct MountOptions {
   bool read_only = false;
   // Other users than the one who mounts. Absent: when root mounts; others need user_allow_other in fuse.conf.
   std::optional<bool> allow_other;
-  bool access_lists = false;
+  bool access_lists = true;  // may be set; those that are set count anyhow
   bool writeback = false;
   bool local_locks = false;
   bool relatime = false;

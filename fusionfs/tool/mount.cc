@@ -322,7 +322,7 @@ void add_mount_verbs(support::Program& program) {
     verb.options().add_option("directory", arguments->directory, "an empty directory")->required();
     verb.options()
         .add_option("-o", arguments->options,
-                    "options as mount(8) takes them: ro, allow_other, acl, writeback, attr_timeout=S, threads=N, ...")
+                    "options as mount(8) takes them: ro, allow_other, noacl, writeback, attr_timeout=S, threads=N, ...")
         ->allow_extra_args(false);
     verb.options().add_flag("-f,--foreground", arguments->foreground,
                             "serve in this process until it is unmounted or Ctrl-C");

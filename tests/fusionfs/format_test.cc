@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+
+#include "fusionfs/core/access_list.h"
 #include "fusionfs/core/requests.h"
 #include "novoht/base/random.h"
 
@@ -22,6 +25,43 @@ TEST(Format, KeysOfOneHomeShareItsTag) {
   EXPECT_EQ(entry_key(HomeId{10}, "name"), "{d:a}e/name");
   EXPECT_EQ(listing_key(HomeId{10}), "{d:a}l");
   EXPECT_EQ(attributes_key(make_inode(HomeId{10}, 2)), "{d:a}x/2");
+}
+
+std::string list_of(std::initializer_list<std::array<std::uint32_t, 3>> entries) {
+  std::string list;
+  base::Writer to(list);
+  to.u32(2);
+  for (const auto& [tag, bits, id] : entries) {
+    to.u16(static_cast<std::uint16_t>(tag));
+    to.u16(static_cast<std::uint16_t>(bits));
+    to.u32(id);
+  }
+  return list;
+}
+
+TEST(AccessList, TheMasksBitsAreTheModesGroupBits) {
+  const std::string list = list_of({{0x01, 6, 0}, {0x02, 7, 5}, {0x04, 0, 0}, {0x10, 4, 0}, {0x20, 1, 0}});
+  EXPECT_EQ(mode_of_access_list(list, 0104777), 04641u);
+  EXPECT_EQ(with_mode(list, 0100720), list_of({{0x01, 7, 0}, {0x02, 7, 5}, {0x04, 0, 0}, {0x10, 2, 0}, {0x20, 0, 0}}));
+  EXPECT_FALSE(mode_says_it_all(list));
+}
+
+TEST(AccessList, OneOfThreeEntriesSaysNoMoreThanTheMode) {
+  const std::string list = list_of({{0x01, 6, 0}, {0x04, 4, 0}, {0x20, 0, 0}});
+  EXPECT_TRUE(mode_says_it_all(list));
+  EXPECT_EQ(mode_of_access_list(list, 0), 0640u);
+  EXPECT_EQ(with_mode(list, 0604), list_of({{0x01, 6, 0}, {0x04, 0, 0}, {0x20, 4, 0}}));
+  EXPECT_FALSE(mode_says_it_all(list_of({{0x01, 6, 0}, {0x04, 4, 0}, {0x10, 4, 0}, {0x20, 0, 0}})));  // a mask alone is more
+}
+
+TEST(AccessList, WhatIsNoListSaysNothing) {
+  const std::string list = list_of({{0x01, 6, 0}, {0x04, 4, 0}, {0x20, 0, 0}});
+  for (const std::string& bytes : {std::string(), list.substr(0, 3), list.substr(0, list.size() - 1), "\3" + list.substr(1)}) {
+    EXPECT_EQ(mode_of_access_list(bytes, 0644), std::nullopt);
+    EXPECT_FALSE(mode_says_it_all(bytes));
+    EXPECT_EQ(with_mode(bytes, 0), bytes);
+    EXPECT_FALSE(inherit(bytes, 0644));
+  }
 }
 
 Inode sample() {
