@@ -516,8 +516,32 @@ void Cluster::other_keepers(int node, std::uint64_t number, const std::vector<No
   for (NodeId one : list) names += " n" + std::to_string(static_cast<int>(one));
   say("keepers %llu:%s", static_cast<unsigned long long>(number), names.c_str());
   if (number <= config) return;
+  if (options.emphasis == RunOptions::Emphasis::keepers && now < stop_faults) hear_one_first();
   config = number;
   keepers = list;
+}
+
+// For a while nobody hears the older keepers, but one.
+void Cluster::hear_one_first() {
+  if (!random.chance(0.7)) return;
+  Links links;
+  const NodeId heard = deaf_ ? *deaf_ : keepers[random.below(keepers.size())];
+  for (NodeId older : keepers) {
+    if (older == heard) continue;
+    for (int j = 0; j < kNodes; j++) links.insert({static_cast<int>(older), j});
+  }
+  cut(links, between(random, 1000 * ms, 2500 * ms));
+}
+
+// A keeper is not told what the others decide, until others keep.
+void Cluster::deafen(NodeId keeper) {
+  deaf_ = keeper;
+  Links links;
+  for (int j = 0; j < kNodes; j++) links.insert({j, static_cast<int>(keeper)});
+  say("n%d is deaf", static_cast<int>(keeper));
+  const Micros hold = between(random, 600 * ms, 1500 * ms);
+  cut(links, hold);
+  at(now + hold + 1000 * ms, [this] { deaf_.reset(); });
 }
 
 bool Cluster::has_part(const View& view, int node) {
@@ -548,6 +572,9 @@ void Cluster::come_or_go() {
   } else {
     node.leaving = !node.leaving;
     say("n%d %s", i, node.leaving ? "is leaving" : "stays");
+    const auto id = NodeId{static_cast<std::uint64_t>(i)};
+    const auto other = std::find_if(keepers.begin(), keepers.end(), [&](NodeId one) { return one != id; });
+    if (options.emphasis == RunOptions::Emphasis::keepers && node.leaving && keeps(i) && other != keepers.end()) deafen(*other);
   }
 }
 

@@ -269,6 +269,8 @@ class Cluster {
   void split(const std::set<int>& side, Micros hold, bool clients_too);
   void move_something();
   void come_or_go();
+  void deafen(NodeId keeper);
+  void hear_one_first();
   void starve(int node);
   void interrupt_vote(int proposer, PartitionId partition);
   // operator.cc
@@ -295,6 +297,7 @@ class Cluster {
   std::vector<View> latest_;
   std::map<std::pair<std::uint32_t, std::uint64_t>, View> decided_;
   std::map<std::uint64_t, std::vector<NodeId>> decided_keepers_;
+  std::optional<NodeId> deaf_;  // a keeper that was not told the latest decisions
   std::map<int, std::uint64_t> keeper_rot_;  // by node: in which configuration of the keepers
 };
 
