@@ -355,7 +355,7 @@ Result<Verified> verify(const std::string& path, std::uint64_t number, const std
     if (progress) progress(p + 1, partitions);
   }
   for (const auto& [name, about] : chain.manifest().parts) {
-    const auto service = std::find_if(services.begin(), services.end(), [&](const BackupService& one) { return one.name == name; });
+    const auto service = std::find_if(services.begin(), services.end(), [&, name = name](const BackupService& one) { return one.name == name; });
     if (service == services.end())
       return fail(Code::unsupported, "the backup has a part of ", name, ", which this program knows nothing of");
     TRY(service->verify(service_folders(chain, name), about));

@@ -798,7 +798,7 @@ class Engine::Loop {
       } else if (link->state == Link::State::connecting) {
         link->trouble = "no connection within " + std::to_string(options_.connect_timeout.count()) + " ms";
         rest(*link);
-      } else if (std::any_of(link->waiting.begin(), link->waiting.end(), [&](std::uint32_t index) {
+      } else if (std::any_of(link->waiting.begin(), link->waiting.end(), [&, id = id](std::uint32_t index) {
                    return slots_[index].state == Slot::State::waiting && slots_[index].instance == id;
                  })) {
         connect(*link);

@@ -24,7 +24,7 @@ InstanceThread::InstanceThread(Options options, base::FileSystem& files, const b
                                const Procedures& procedures, const PublishedTable& table,
                                asio::thread_pool& sync_pool)
     : options_(std::move(options)), files_(files), clock_(clock), procedures_(procedures), table_(table),
-      sync_pool_(sync_pool), latencies_(noted_.size()) {}
+      sync_pool_(sync_pool), latencies_(std::tuple_size_v<decltype(noted_)>) {}
 
 InstanceThread::~InstanceThread() { stop(); }
 
