@@ -14,7 +14,6 @@ import errno
 import os
 import random
 import shutil
-import sqlite3
 import stat
 import sys
 import threading
@@ -696,79 +695,6 @@ class Names(unittest.TestCase):
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
             self.assertEqual(os.pread(file, size + 1, 0), b"x" * (size - 1) + b"y")
             os.close(file)
-
-
-# Counts one up in its own row, in transactions of two tables; says each number when its commit has returned. A lock that another
-# writer has is waited for, as long as it takes. Ends when the file `stop` is there.
-WRITER = """
-import os, sqlite3, sys
-path, mine, stop = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-base = sqlite3.connect(path, timeout=600, isolation_level=None)
-number = base.execute("SELECT count FROM counts WHERE writer = ?", (mine,)).fetchone()[0]
-print(number, flush=True)
-while not os.path.exists(stop):
-    base.execute("BEGIN IMMEDIATE")
-    base.execute("UPDATE counts SET count = count + 1 WHERE writer = ?", (mine,))
-    base.execute("INSERT INTO lines VALUES (?, ?, ?)", (mine, number + 1, "x" * (number * 37 % 3000)))
-    base.execute("COMMIT")
-    number += 1
-    print(number, flush=True)
-"""
-
-
-class Database(unittest.TestCase):
-    """SQLite with four writers over three mounts; with ZHT_LONG=1 they are killed in the middle, again and again."""
-
-    def setUp(self):
-        self.box = Sandbox()
-        self.addCleanup(self.box.clean_up)
-
-    def test_no_commit_fails_and_none_is_lost(self):
-        mounts = [self.box.mount(f"m{number}") for number in range(3)]
-        path = os.path.join(mounts[0], "base")
-        base = sqlite3.connect(path)
-        base.execute("CREATE TABLE counts (writer INTEGER PRIMARY KEY, count INTEGER)")
-        base.execute("CREATE TABLE lines (writer INTEGER, number INTEGER, text TEXT)")
-        base.executemany("INSERT INTO counts VALUES (?, 0)", [(writer,) for writer in range(4)])
-        base.commit()
-        base.close()
-        rng = random.Random()
-        committed, stop, kills = [0] * 4, self.box.path("stop"), harness.rounds(False, True)
-        for number in range(harness.rounds(4, 1000)):
-            said = [open(self.box.path(f"said-{each}"), "w+b") for each in range(4)]
-            writers = [self.box.start(sys.executable, "-c", WRITER, os.path.join(mounts[each % 3], "base"), each, stop, stdout=said[each])
-                       for each in range(4)]
-            harness.wait_for(lambda: all(os.fstat(said[each].fileno()).st_size > 0 or writers[each].poll() is not None for each in range(4)),
-                             "each to begin")
-            time.sleep(rng.uniform(0, 2))
-            died = [each.poll() for each in writers]
-            if kills:
-                for each in rng.sample(writers, 4):
-                    each.kill()
-            else:
-                with open(stop, "wb"):
-                    pass
-            complaints = [each.communicate()[1].decode()[-300:] for each in writers]
-            self.assertEqual(died, [None] * 4, complaints)
-            if not kills:
-                self.assertEqual([each.returncode for each in writers], [0] * 4, complaints)
-                os.unlink(stop)
-            for writer, file in enumerate(said):
-                file.seek(0)
-                out = file.read()
-                file.close()
-                whole = out[:out.rfind(b"\n") + 1].split()
-                committed[writer] = int(whole[-1]) if whole else committed[writer]
-            looker = sqlite3.connect(os.path.join(mounts[number % 3], "base"), timeout=600)
-            self.assertEqual(looker.execute("PRAGMA integrity_check").fetchall(), [("ok",)], number)
-            for writer in range(4):
-                count, = looker.execute("SELECT count FROM counts WHERE writer = ?", (writer,)).fetchone()
-                lines, = looker.execute("SELECT count(*) FROM lines WHERE writer = ?", (writer,)).fetchone()
-                self.assertEqual(count, lines, (number, writer))
-                self.assertIn(count - committed[writer], (0, 1), (number, writer))  # the last may have been committed unsaid
-                committed[writer] = count
-            looker.close()
-        print(f"{sum(committed)} commits", file=sys.stderr)
 
 
 if __name__ == "__main__":
