@@ -669,6 +669,7 @@ Task<int> FileSystem::release(InodeId id, std::uint64_t handle, std::uint64_t fl
     read_at.atime = inode->record.atime;
     read_at.fields_set = SetRequest::kAtime | SetRequest::kKeepCtime;
     if (last && !inode->dirty && !inode->in_flight && !inode->gone) inode->content.reset();
+    drop_content_locked(*inode);
   }
   if (last) table_.closed(id);
   if (appends) co_await end_append(inode);

@@ -31,6 +31,8 @@ constexpr std::size_t kMostChores = 10'000;
 constexpr std::chrono::milliseconds kJustTold{2};
 constexpr std::chrono::seconds kLookForNameless{5};  // longer than kOpensNow
 constexpr Nanos kYoung = 10'000'000'000;  // how long an empty file is taken for one that is about to be written
+constexpr std::chrono::seconds kRememberLess{1};
+constexpr int kRememberLessShare = 50;  // of the time, one part
 constexpr std::chrono::minutes kTroubleWindow{1};
 constexpr unsigned kTroublesTold = 10;  // a window
 
@@ -293,6 +295,7 @@ void FileSystem::run_background() {
   auto locks_at = beat_at + options_.lock_life / 4;
   auto nameless_at = beat_at + kLookForNameless;
   auto commit_at = clock_.now() + options_.commit_interval;
+  auto less_at = beat_at;
   base::Time settle_at = base::Time::max();
   std::deque<base::Time> again_at;
   std::unique_lock lock(ending_mutex_);
@@ -338,6 +341,11 @@ void FileSystem::run_background() {
       locks_at = now + options_.lock_life / 4;
     }
     tend_appends();
+    if (now >= less_at) {
+      remember_less();
+      const base::Time done = clock_.now();
+      less_at = done + std::max<base::Duration>(kRememberLess, kRememberLessShare * (done - now));
+    }
     if (now >= nameless_at) {
       nameless_at = now + kLookForNameless;
       if (!tending_.exchange(true)) {
@@ -416,29 +424,6 @@ void FileSystem::invalidate(MountedInode& changed) {
   });
 }
 
-Inode FileSystem::view(const Inode& record) {
-  Inode copy;
-  copy.id = record.id;
-  copy.flags = record.flags;
-  copy.mode = record.mode;
-  copy.uid = record.uid;
-  copy.gid = record.gid;
-  copy.links = record.links;
-  copy.device = record.device;
-  copy.size = record.size;
-  copy.blocks = record.has(Inode::kInline) ? (record.content.size() + 4095) / 4096 * 8 : record.blocks;
-  copy.atime = record.atime;
-  copy.mtime = record.mtime;
-  copy.ctime = record.ctime;
-  copy.btime = record.btime;
-  copy.store = record.store;
-  copy.copies = record.copies;
-  copy.wanted = record.wanted;
-  copy.parent = record.parent;
-  copy.revision = record.revision;
-  return copy;
-}
-
 bool FileSystem::about_to_change_locked(const MountedInode& inode, const Inode& record) const {
   return record.size == 0 && is_regular(record.mode) && !inode.made_here && metadata_.now() - record.ctime < kYoung;
 }
@@ -503,9 +488,11 @@ void FileSystem::absorb_locked(MountedInode& inode, const Inode& record, bool ou
     mine = std::move(merged);
   } else {
     mine = record;
+    inode.content_dropped = false;
     if (!record.has(Inode::kInline) && record.store == 0) inode.content.reset();
   }
   inode.known_at = clock_.now();
+  drop_content_locked(inode);
 }
 
 Inode FileSystem::absorb(MountedInode& inode, const Inode& record, bool our_change, std::optional<std::uint64_t> listed) {
@@ -735,7 +722,8 @@ Task<int> FileSystem::refresh(std::shared_ptr<MountedInode> inode, Metadata::For
   else
     reply = co_await metadata_.getattr(inode->id);
   const std::lock_guard lock(inode->mutex);
-  if (reply.error == ENOENT && (inode->gone || inode->opens > 0)) {
+  const bool served_from_here = inode->record.mode != 0 && !inode->content_dropped;
+  if (reply.error == ENOENT && served_from_here && (inode->gone || inode->opens > 0)) {
     // Removed elsewhere while open here, and this mount was silent for too long to be waited for: what is known goes on serving.
     inode->lost = !inode->gone || inode->shared;
     inode->gone = true;
@@ -902,12 +890,17 @@ std::shared_ptr<Content> FileSystem::content_of(MountedInode& inode) {
   return inode.content;
 }
 
-// As last known; nothing is asked.
-Inode FileSystem::seen_directory(InodeId directory) {
-  const auto known = table_.find(directory);
-  if (!known) return {};
-  const std::lock_guard lock(known->mutex);
-  return view(known->record);
+// As last known; asked for only when nothing is.
+Task<Inode> FileSystem::seen_directory(InodeId directory) {
+  const auto known = table_.get(directory, 0);
+  for (const bool again : {true, false}) {
+    {
+      const std::lock_guard lock(known->mutex);
+      if (known->record.mode != 0 || !again) co_return view(known->record);
+    }
+    co_await refresh(known);
+  }
+  co_return Inode{};
 }
 
 Task<Looked> FileSystem::make(InodeId directory, CreateRequest request) {
@@ -920,7 +913,7 @@ Task<Looked> FileSystem::make(InodeId directory, CreateRequest request) {
   const base::Time asked = clock_.now();
   const std::string name = request.name;
   const bool is_dir = is_directory(request.mode);
-  const Inode seen = seen_directory(directory);
+  const Inode seen = co_await seen_directory(directory);
   request.parent_mode = seen.mode;
   request.parent_gid = seen.gid;
   if (is_dir) {
@@ -956,7 +949,7 @@ Task<Opened> FileSystem::create(InodeId directory, std::string name, std::uint32
   request.mode = S_IFREG | (mode & 07777);
   request.uid = uid;
   request.gid = gid;
-  const Inode seen = seen_directory(directory);
+  const Inode seen = co_await seen_directory(directory);
   request.parent_mode = seen.mode;
   request.parent_gid = seen.gid;
   request.opener = session_;
@@ -1219,6 +1212,7 @@ Task<Opened> FileSystem::open(InodeId id, int flags, bool privileged, std::uint3
     absorb(*inode, *named.found);
   } else if (opened.error == 0) {
     opened.error = co_await refresh(inode, Metadata::For::opening);
+    if (opened.error == ENOENT && !looked_up) opened.error = retries_.stale(thread, ENOENT, Retries::Request::other, id);
     bool nameless = false;
     {
       const std::lock_guard lock(inode->mutex);

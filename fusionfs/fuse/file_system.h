@@ -38,6 +38,8 @@ struct FileSystemOptions {
   std::chrono::milliseconds session_life{30'000};
   std::chrono::milliseconds lock_life{15'000};  // of the locks of a mount that was killed
   std::chrono::milliseconds moment = PatientClient::kMoment;  // for an answer of a store that has been silent
+  // What is remembered of inodes that are not in use; more is let go of, and asked for again when it is needed.
+  std::size_t memory = std::size_t{64} << 20;
   bool strict = false;  // whoever reads asks first; an append gives its right back at once. With commit_at_once
   bool read_only = false;
   bool relatime = false;  // reading changes atime, when it was before mtime or ctime, or a day ago
@@ -67,6 +69,8 @@ struct Changer {
   std::function<bool(std::uint32_t group)> belongs;  // asked when it matters, while the request is not answered
 };
 std::uint32_t without_set_ids(std::uint32_t mode);  // what a change of a file's content by somebody without privileges leaves
+// The kernel counts a name's time from when the thread that had asked runs again, which may be a while after the answer.
+inline constexpr std::chrono::seconds kAnswerTaken{10};
 // How long the right to append is made use of without asking again.
 inline constexpr std::chrono::milliseconds kAppendsKept{100};
 
@@ -238,7 +242,7 @@ class FileSystem {
   Task<Named> check_names(std::shared_ptr<MountedInode> inode, Metadata::For what);
   void forget_names(InodeId directory);
   bool surely_absent(InodeId directory, const std::string& name);
-  Inode seen_directory(InodeId directory);
+  Task<Inode> seen_directory(InodeId directory);
   bool should_load_names(InodeId directory);  // counts a miss
   Task<int> load_names(InodeId directory);
   void remember_names(MountedInode& directory, const Listing& listing);  // its mutex is held
@@ -274,6 +278,8 @@ class FileSystem {
   Task<int> end_append(std::shared_ptr<MountedInode> inode);
   void tend_appends();
   void settle(Task<Metadata::Leftovers> task);
+  void drop_content_locked(MountedInode& inode);
+  void remember_less();
   void run_background();
 
   PatientClient client_;
@@ -306,6 +312,7 @@ class FileSystem {
   // Stores that were waited for in vain: not again before. Guarded by seeking_mutex_
   std::map<std::uint64_t, std::chrono::steady_clock::time_point> waited_for_;
   std::atomic<bool> refreshing_{false}, told_lacking_{false};
+  std::size_t most_remembered_ = 0;  // bytes, since memory was given back. Of background_
   Worker notices_, chores_;  // what the kernel is to be told; what may take long
   // What this session is told to let go of, by its list in the store; since when. Of the task that has set tending_.
   std::map<InodeId, base::Time> nameless_;

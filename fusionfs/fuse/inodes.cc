@@ -1,21 +1,54 @@
 #include "fusionfs/fuse/inodes.h"
 
+#include <algorithm>
+
 namespace fusionfs {
+namespace {
+
+constexpr std::size_t kBlock = 16;                             // what the allocator adds to each
+constexpr std::size_t kNode = 6 * sizeof(void*) + 3 * kBlock;  // of a map, and its place in the map's table
+
+std::size_t bytes_of(const std::string& text) { return text.capacity() < sizeof text / 2 ? 0 : text.capacity() + kBlock; }
+
+std::size_t bytes_of(const KnownNames& known) {
+  return sizeof known + known.names.size() * (kNode + sizeof(std::string));  // long names are few
+}
+
+// inode.mutex is held.
+std::size_t bytes_of(const MountedInode& inode) {
+  std::size_t sum = sizeof inode + 2 * kBlock + bytes_of(inode.record.content) + inode.reached_by.capacity() * sizeof(ReachedBy);
+  for (const ReachedBy& each : inode.reached_by) sum += bytes_of(each.name);
+  sum += inode.names ? bytes_of(*inode.names) : 0;
+  return sum + inode.written.capacity() * sizeof(Extent) + (inode.content_stores.capacity() + inode.record.copies.capacity()) * sizeof(std::uint64_t);
+}
+
+// Whether the store can tell it all again. inode.mutex is held.
+bool idle(const MountedInode& inode, base::Time now, base::Time before) {
+  if (inode.opens > 0 || inode.dirty || inode.in_flight || inode.gone || inode.invalidating > 0) return false;
+  if (inode.write_error != 0 || inode.appends_until != base::Time{}) return false;
+  if (inode.names && (now < inode.names->lease_until || inode.names->loading)) return false;
+  return inode.known_at < before && (inode.reached_by.empty() || inode.reached_by.back().at < before);
+}
+
+}  // namespace
 
 std::shared_ptr<MountedInode> InodeTable::find(InodeId inode) const {
   const Slice& at = slice(inode);
   const std::lock_guard lock(at.mutex);
   const auto found = at.inodes.find(raw(inode));
-  return found == at.inodes.end() ? nullptr : found->second;
+  return found == at.inodes.end() ? nullptr : found->second.inode;
 }
 
 std::shared_ptr<MountedInode> InodeTable::get(InodeId inode, std::uint64_t more_lookups) {
   Slice& at = slice(inode);
   const std::lock_guard lock(at.mutex);
-  auto& found = at.inodes[raw(inode)];
-  if (!found) found = std::make_shared<MountedInode>(inode);
-  found->lookups += more_lookups;
-  return found;
+  Known& found = at.inodes[raw(inode)];
+  if (!found.inode) {
+    found.inode = std::make_shared<MountedInode>(inode);
+    found.inode->unsure_until = found.unsure_until;
+  }
+  found.lookups += more_lookups;
+  return found.inode;
 }
 
 void InodeTable::forget(InodeId inode, std::uint64_t lookups) {
@@ -24,7 +57,7 @@ void InodeTable::forget(InodeId inode, std::uint64_t lookups) {
     const std::lock_guard lock(at.mutex);
     const auto found = at.inodes.find(raw(inode));
     if (found == at.inodes.end()) return;
-    found->second->lookups -= std::min(lookups, found->second->lookups);
+    found->second.lookups -= std::min(lookups, found->second.lookups);
   }
   trim(inode);
 }
@@ -34,12 +67,12 @@ void InodeTable::trim(InodeId inode) {
   std::shared_ptr<MountedInode> last;  // destroyed after the lock is released: that may close files
   const std::lock_guard lock(at.mutex);
   const auto found = at.inodes.find(raw(inode));
-  if (found == at.inodes.end() || found->second->lookups > 0) return;
-  {
-    const std::lock_guard inner(found->second->mutex);
-    if (found->second->opens > 0 || found->second->dirty || found->second->in_flight) return;
+  if (found == at.inodes.end() || found->second.lookups > 0) return;
+  if (found->second.inode) {
+    const std::lock_guard inner(found->second.inode->mutex);
+    if (found->second.inode->opens > 0 || found->second.inode->dirty || found->second.inode->in_flight) return;
   }
-  last = std::move(found->second);
+  last = std::move(found->second.inode);
   at.inodes.erase(found);
 }
 
@@ -74,7 +107,9 @@ std::vector<std::shared_ptr<MountedInode>> InodeTable::all() const {
   std::vector<std::shared_ptr<MountedInode>> list;
   for (const Slice& at : slices_) {
     const std::lock_guard lock(at.mutex);
-    for (const auto& [id, inode] : at.inodes) list.push_back(inode);
+    for (const auto& [id, known] : at.inodes) {
+      if (known.inode) list.push_back(known.inode);
+    }
   }
   return list;
 }
@@ -86,6 +121,41 @@ std::size_t InodeTable::size() const {
     sum += at.inodes.size();
   }
   return sum;
+}
+
+std::size_t InodeTable::bytes() const {
+  std::size_t sum = 0;
+  for (const Slice& at : slices_) {
+    const std::lock_guard lock(at.mutex);
+    sum += at.inodes.size() * kNode;
+    for (const auto& [id, known] : at.inodes) {
+      if (!known.inode) continue;
+      const std::lock_guard inner(known.inode->mutex);
+      sum += bytes_of(*known.inode);
+    }
+  }
+  return sum;
+}
+
+std::size_t InodeTable::drop_idle(base::Time now, base::Time before, base::Duration names_live) {
+  std::size_t less = 0;
+  for (Slice& at : slices_) {
+    std::vector<std::shared_ptr<MountedInode>> dropped;  // destroyed after the lock is released
+    const std::lock_guard lock(at.mutex);
+    for (auto& [id, known] : at.inodes) {
+      // Who has a reference of its own may be about to change it; a new one is given under this lock only.
+      if (!known.inode || known.inode.use_count() > 1) continue;
+      {
+        const std::lock_guard inner(known.inode->mutex);
+        if (!idle(*known.inode, now, before)) continue;
+        less += bytes_of(*known.inode);
+        known.unsure_until = known.inode->unsure_until;
+        for (const ReachedBy& each : known.inode->reached_by) known.unsure_until = std::max(known.unsure_until, each.at + names_live);
+      }
+      dropped.push_back(std::move(known.inode));
+    }
+  }
+  return less;
 }
 
 }  // namespace fusionfs

@@ -4,7 +4,6 @@
 
 #include <array>
 #include <coroutine>
-#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -49,7 +48,7 @@ class Turn {
         return;
       }
       next = waiting_.front();
-      waiting_.pop_front();
+      waiting_.erase(waiting_.begin());
     }
     // What goes on here is another's: this thread, which has its own to finish, does not wait for the store in its stead. One that
     // did answered its close when every commit begun meanwhile had been given up: never, while the store is silent.
@@ -59,8 +58,8 @@ class Turn {
 
  private:
   std::mutex mutex_;
-  bool taken_ = false;                           // guarded by mutex_
-  std::deque<std::coroutine_handle<>> waiting_;  // guarded by mutex_
+  bool taken_ = false;                            // guarded by mutex_
+  std::vector<std::coroutine_handle<>> waiting_;  // few; a deque takes 600 bytes when it is empty. Guarded by mutex_
 };
 
 // The names of a directory while this mount has its lease: then a name that is not here is nowhere, and need not be
@@ -92,7 +91,6 @@ struct ReachedBy {
 struct MountedInode {
   explicit MountedInode(InodeId inode) : id(inode) {}
   const InodeId id;
-  std::uint64_t lookups = 0;  // the kernel's references. Guarded by the table
 
   Turn changing;  // held across a commit or a truncation: these must reach the store in order
 
@@ -108,6 +106,7 @@ struct MountedInode {
   bool made_here = false;                      // and no other mount has changed it since
   bool gone = false;                           // no name leads here any more
   bool shared = false;                         // gone, and another mount may have it open too: the store knows it still
+  bool content_dropped = false;                // `record` is without the bytes of a small file, until it is opened
   bool lost = false;                           // gone from the store too, while open here: its chunks may be
   bool dirty = false;                          // size, mtime or content to commit
   bool in_flight = false;                      // a commit was sent and not yet answered
@@ -116,6 +115,7 @@ struct MountedInode {
   std::vector<Extent> written;                 // chunks' bytes since the last commit was sent
   int write_error = 0;                         // of a commit in the background: told once
   std::vector<ReachedBy> reached_by;           // the oldest first; those whose time is over go when another comes
+  base::Time unsure_until{};                   // until then the kernel may use names of it that are not in `reached_by`
   std::unique_ptr<KnownNames> names;           // directories in which this mount changes names
   bool spread = false;                         // over several homes: no lease covers all names, `names` is of no use
   std::optional<std::uint64_t> listed;         // directories: `record` is as the store told it after this record of the listing
@@ -125,9 +125,11 @@ struct MountedInode {
   base::Time appends_until{};                  // until then nobody else appends to it; zero: this mount has no such right
 };
 
+// The kernel decides how long inodes are known here: as long as it has room for them, which may be hundreds of MB. What the store can
+// tell again is let go of before (drop_idle); the kernel's references stay, in some 70 bytes.
 class InodeTable {
  public:
-  std::shared_ptr<MountedInode> find(InodeId inode) const;                       // nothing: unknown
+  std::shared_ptr<MountedInode> find(InodeId inode) const;                       // nothing: unknown, or let go of
   std::shared_ptr<MountedInode> get(InodeId inode, std::uint64_t more_lookups);  // made when absent
   void forget(InodeId inode, std::uint64_t lookups);
   // Takes it out when neither the kernel nor a file refers to it.
@@ -139,11 +141,20 @@ class InodeTable {
   std::vector<HomeId> open_homes() const;
   std::vector<std::shared_ptr<MountedInode>> all() const;
   std::size_t size() const;
+  std::size_t bytes() const;  // of memory, about
+  // Lets go of what is not in use and was not looked at since `before`, if the store can tell it again. The kernel goes on using names
+  // for `names_live` after they were looked up. Returns how many bytes less that makes.
+  std::size_t drop_idle(base::Time now, base::Time before, base::Duration names_live);
 
  private:
+  struct Known {
+    std::uint64_t lookups = 0;  // the kernel's references
+    base::Time unsure_until{};  // the inode's, when it is made again
+    std::shared_ptr<MountedInode> inode;
+  };
   struct Slice {
     mutable std::mutex mutex;
-    std::unordered_map<std::uint64_t, std::shared_ptr<MountedInode>> inodes;  // guarded by mutex
+    std::unordered_map<std::uint64_t, Known> inodes;  // guarded by mutex
   };
   Slice& slice(InodeId inode) { return slices_[(raw(inode) ^ raw(inode) >> kCounterBits) % slices_.size()]; }
   const Slice& slice(InodeId inode) const {

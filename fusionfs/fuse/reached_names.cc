@@ -6,12 +6,6 @@
 #include "fusionfs/fuse/file_system.h"
 
 namespace fusionfs {
-namespace {
-
-// The kernel counts a name's time from when the thread that had asked runs again, which may be a while after the answer.
-constexpr std::chrono::seconds kAnswerTaken{10};
-
-}  // namespace
 
 void FileSystem::reached(MountedInode& inode, InodeId directory, const std::string& name) {
   const base::Time now = clock_.now();
@@ -55,6 +49,10 @@ Task<FileSystem::Named> FileSystem::check_names(std::shared_ptr<MountedInode> in
   {
     const std::lock_guard lock(inode->mutex);
     const base::Time now = clock_.now();
+    if (now < inode->unsure_until) {  // which names they are was let go of
+      named.stale = true;
+      co_return named;
+    }
     for (const ReachedBy& each : inode->reached_by) {
       if (now - each.at <= options_.name_timeout + kAnswerTaken) names.push_back(each);
     }
@@ -79,6 +77,12 @@ Task<FileSystem::Named> FileSystem::check_names(std::shared_ptr<MountedInode> in
 Task<int> FileSystem::open_directory(InodeId id, std::uint32_t thread) {
   const auto inode = table_.get(id, 0);
   if (retries_.on_second_walk(thread, Retries::Request::other, id)) co_return 0;
+  bool known = false;
+  {
+    const std::lock_guard lock(inode->mutex);
+    known = inode->record.mode != 0;
+  }
+  if (!known) co_await refresh(inode);  // its parent is listed
   const Named named = co_await check_names(inode, Metadata::For::looking);
   if (named.error != 0) co_return named.error;
   co_return named.stale ? retries_.stale(thread, 0, Retries::Request::other, id) : 0;

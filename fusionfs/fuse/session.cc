@@ -168,6 +168,10 @@ Result<void> parse_options(const std::string& list, MountOptions& options) {
       options.cluster = value;
     } else if (name == "data" && !value.empty()) {
       options.data = value;
+    } else if (name == "memory") {
+      const auto size = support::parse_size(value);
+      if (!size || *size < (std::uint64_t{1} << 20)) return fail(Code::invalid, "-o memory=", base::escape(value), ": expected 1MiB or more");
+      options.memory = *size;
     } else if (name == "replicas") {
       const auto count = support::parse_number(value, 1, 8);
       if (!count) return fail(Code::invalid, "-o replicas=", base::escape(value), ": expected 1 to 8");
@@ -195,7 +199,7 @@ Result<void> parse_options(const std::string& list, MountOptions& options) {
       return fail(Code::invalid, "-o ", base::escape(part),
                   ": no such option; known are ro, rw, allow_other, noallow_other, acl, noacl, coherence=strict|close-to-open, writeback, "
                   "dev, nodev, suid, nosuid, exec, noexec, sync, async, nonempty, embed, noembed, local_lock=all|none, relatime, noatime, "
-                  "provenance, replicas=N, serve[=ADDRESS[:PORT]], noserve, uid=N, gid=N, umask=OCTAL, "
+                  "provenance, memory=SIZE, replicas=N, serve[=ADDRESS[:PORT]], noserve, uid=N, gid=N, umask=OCTAL, "
                   "attr_timeout=S, entry_timeout=S, threads=N, cluster=HOST:PORT, data=FOLDER, fsname=NAME");
     }
   }
@@ -355,6 +359,7 @@ Result<bool> serve_mount(zht::Client& client, const MountOptions& options, const
         (v6 ? "[" + options.serve_host + "]" : options.serve_host) + ":" + std::to_string(server->port());
   }
   file_options.copies = options.replicas;
+  file_options.memory = options.memory;
   const std::string session_file = options.data_folder + "/services/" + service_name(options.directory) + ".session";
   std::ifstream(session_file) >> file_options.previous_session;
   struct Watching {  // the sweep that is to hear of files that lack a copy, while there is one

@@ -32,6 +32,7 @@ struct MountOptions {
   bool no_execute = false;
   bool synchronous = false;         // each write is synced before it returns
   std::string source = "fusionfs";  // what df and /proc/mounts show as the device
+  std::size_t memory = std::size_t{64} << 20;  // bytes that are remembered of inodes which are not in use
   double attribute_timeout = 1.0;  // seconds
   double entry_timeout = 1.0;
   // What other mounts have done is seen at once, at the price of asking for everything: no name, attribute or page is believed.
