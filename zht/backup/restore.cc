@@ -124,7 +124,8 @@ Result<RestoredStore> Restore::run() {
   const base::SystemClock clock;
   sessions_ = core::ResultTable::forgotten_before(base::to_millis(clock.wall()));
   for (const auto& [name, about] : chain_.manifest().parts) {
-    const auto service = std::find_if(options_.services.begin(), options_.services.end(), [&, name = name](const BackupService& one) { return one.name == name; });
+    const auto service = std::find_if(options_.services.begin(), options_.services.end(),
+                                      [&, name = name](const BackupService& one) { return one.name == name; });
     if (service == options_.services.end())
       return fail(Code::unsupported, "the backup has a part of ", name, ", which this program knows nothing of");
     TRY_LET(restores, service->restore({data_, service_folders(chain_, name), about, options_.tell}));
