@@ -325,10 +325,9 @@ std::optional<CheckpointEntry> parse_checkpoint_entry(base::Reader& in) {
   return entry;
 }
 
-std::string encode_restored(const Restored& entry) {
-  std::string out;
+void append_restored(std::string& out, const Restored& entry) {
   base::Writer w(out);
-  const bool expires = entry.expires != base::kNever, fragments = entry.fragment_ends.size() != 1;
+  const bool expires = entry.expires != base::kNever, fragments = entry.fragment_ends.size() > 1;
   w.u8(static_cast<std::uint8_t>((expires ? 1 : 0) | (fragments ? 2 : 0)));
   w.u16(static_cast<std::uint16_t>(entry.key.size()));
   w.u64(entry.version);
@@ -338,7 +337,6 @@ std::string encode_restored(const Restored& entry) {
   w.raw(entry.key);
   for (std::size_t i = 0; i + 1 < entry.fragment_ends.size(); i++) w.u64(entry.fragment_ends[i]);
   w.raw(entry.value);
-  return out;
 }
 
 std::string snapshot_magic() {

@@ -259,7 +259,7 @@ struct CheckpointEntry {
   }
 };
 std::optional<CheckpointEntry> parse_checkpoint_entry(base::Reader& in);
-std::string encode_restored(const Restored& entry);  // of one that is present
+void append_restored(std::string& out, const Restored& entry);  // one that is present; fragment_ends may be empty for one fragment
 
 // --- snapshots: blocks as a checkpoint's, with the records that came meanwhile before the end ---
 inline constexpr std::uint32_t kSnapshotFormat = 1;

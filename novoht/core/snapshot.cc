@@ -122,18 +122,7 @@ SnapshotWriter::SnapshotWriter(TableId table, Version version, std::uint64_t epo
 }
 
 void SnapshotWriter::add(const Restored& entry) {
-  const bool expires = entry.expires != base::kNever, fragments = entry.fragment_ends.size() > 1;
-  base::Writer w(block_);
-  w.u8(static_cast<std::uint8_t>((expires ? 1 : 0) | (fragments ? 2 : 0)));
-  w.u16(static_cast<std::uint16_t>(entry.key.size()));
-  w.u64(entry.version);
-  if (expires) w.u64(base::to_millis(entry.expires));
-  w.u64(entry.value.size());
-  if (fragments) w.u32(static_cast<std::uint32_t>(entry.fragment_ends.size()));
-  w.raw(entry.key);
-  if (fragments)
-    for (std::size_t i = 0; i + 1 < entry.fragment_ends.size(); i++) w.u64(entry.fragment_ends[i]);
-  w.raw(entry.value);
+  core::append_restored(block_, entry);
   entries_++;
   if (block_.size() >= (std::size_t{256} << 10)) end_block();
 }

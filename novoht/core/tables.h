@@ -70,6 +70,15 @@ class Tables {
   }
   // What reads the table's records as they follow each other must not go on.
   void reborn(TableState& state) { state.birth = ++births_; }
+  // The table is what it was at `to`, by the rewind record at `position`; after its keys were restored.
+  void take_back(TableState& state, Version to, std::uint64_t epoch, Position position) {
+    state.version = to;
+    state.epoch = epoch;
+    if (!state.unsaved_from) state.begin_unsaved(position);
+    // The same versions come again: whoever reads records in their order begins after this one, or not at all.
+    state.from = position;
+    reborn(state);
+  }
   // In place of the one that is there, if there is.
   void put(TableId id, std::unique_ptr<TableState> state) {
     const auto number = static_cast<std::uint32_t>(id);

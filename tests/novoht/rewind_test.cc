@@ -261,8 +261,9 @@ TEST_F(RewindOnce, AnOpenExportEndsAndATailBeginsAfterIt) {
 // The bytes of FORMAT.md: a key that was there, in two fragments and with an expiry, and one that was not.
 TEST(RewindTest, TheRecordsBytesAreTheDocuments) {
   const std::array<std::uint64_t, 2> ends{1, 3};
-  const std::string entry = core::encode_restored({.key = "k", .present = true, .version = 2,
-                                                   .expires = base::from_millis(1'800'000'000'000), .value = "vwx", .fragment_ends = ends});
+  std::string entry;
+  core::append_restored(entry, {.key = "k", .present = true, .version = 2, .expires = base::from_millis(1'800'000'000'000),
+                                .value = "vwx", .fragment_ends = ends});
   const std::array<Change, 2> changes{Change{core::kRestore, "k", entry}, Change::remove("new")};
   core::RecordFields fields{.type = core::RecordType::rewind, .table = TableId{7}, .version = 2, .epoch = 5, .note = {}, .changes = changes};
   std::string record(core::record_size(changes, {}, 5), '\0');
