@@ -83,8 +83,10 @@ class Tidy(unittest.TestCase):
             if source.startswith("tests/"):
                 suites.update(re.findall(r"^(?:TEST(?:_F|_P)?|INSTANTIATE_TEST_SUITE_P)\((\w+), *(\w+)", read(source), re.MULTILINE))
         known = {name for names in suites for name in names}
+        mutants = set(re.findall(r"^  (\w+),", read("novoht/base/mutant.h"), re.MULTILINE))
         wrong = []
-        for promise, _, tests in rows:
+        for promise, broken_by, tests in rows:
+            wrong += [f"{promise}: no mutant {broken_by}"] if broken_by != "-" and broken_by.strip("`") not in mutants else []
             named = re.findall(r"`([^`]+)`", tests)
             wrong += [f"{promise}: names no test"] if not named else []
             wrong += [f"{promise}: no test {one}" for one in named
