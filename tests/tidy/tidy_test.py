@@ -15,7 +15,12 @@ TOP = {"CMakeLists.txt", "CMakePresets.json", "LICENSE", "README.md", "quickstar
 SERVICES = ("fusionfs", "matrix", "fabriq")
 PARTS = ("novoht", "zht") + SERVICES
 CODE = (".h", ".cc", ".c", ".cpp")
-LONGEST_FILE = 1500   # lines: past it a second idea has moved in
+# Lines of each part's longest file today: they may become fewer, never more. Past 800 a second idea has moved in.
+LONGEST_FILE = {"novoht": 828, "zht": 1240, "fusionfs": 1460, "matrix": 670, "fabriq": 540, "tests": 870, "bench": 620}
+LONGEST_ELSEWHERE = 800
+# Cores are handed their time, disks and threads; these two hold what several threads meet at.
+THREADS = re.compile(r"#include <(?:mutex|thread|shared_mutex|condition_variable|future|semaphore|latch|barrier|atomic)>")
+CORES_WITH_THREADS = {"fusionfs/core/metadata.h", "fusionfs/core/task.h"}
 LONGEST_LINE = 150    # columns; the formatter aims at 120
 
 # What must not be committed: paths of one machine, unfinished work. Written in pieces so that this file passes.
@@ -160,11 +165,16 @@ class Tidy(unittest.TestCase):
             if not path.endswith(CODE + (".py", ".txt", ".proto")):
                 continue
             lines = read(path).splitlines()
-            if len(lines) > LONGEST_FILE:
-                bad.append(f"{path}: {len(lines)} lines, {LONGEST_FILE} at most")
+            longest = LONGEST_FILE.get(path.split("/")[0], LONGEST_ELSEWHERE)
+            if len(lines) > longest:
+                bad.append(f"{path}: {len(lines)} lines, {longest} at most")
             if path.endswith(CODE):
                 bad += [f"{path}:{n}: {len(line)} columns" for n, line in enumerate(lines, 1) if len(line) > LONGEST_LINE]
         self.none_of(bad, "too long")
+
+    def test_cores_know_no_threads(self):
+        self.none_of([p for p in SOURCES if re.match(r"(?:zht|fusionfs|matrix|fabriq)/core/", p) and p not in CORES_WITH_THREADS
+                      and THREADS.search(read(p))], "threads in a core")
 
     def test_every_folder_says_what_it_is(self):
         folders = sorted({p.split("/")[0] for p in FILES if "/" in p and not p.startswith(".")})
