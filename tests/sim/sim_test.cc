@@ -100,7 +100,9 @@ TEST(Keepers, ChangeAndForgetNothing) {
     happened += result.happened;
   }
   EXPECT_GT(happened.of(Happened::keepers_changed), seeds);
-  if (!kSanitized) EXPECT_GT(happened.of(Happened::keeper_left), seeds / 25);
+  if (!kSanitized) {
+    EXPECT_GT(happened.of(Happened::keeper_left), seeds / 25);
+  }
 }
 
 // Files that rot again and again, half of the time where nothing behind would tell of it: in the log's last record.
