@@ -11,6 +11,7 @@ shares others, so both can be said exactly:
 """
 import os
 import random
+import signal
 import subprocess
 import threading
 import time
@@ -129,6 +130,22 @@ class Crash(unittest.TestCase):
             self.assertFalse([load.failure for load in loads if load.failure])
             box.kill_node()
             self.check(box, loads, counters)
+
+    # Under load the next round writes what this one did not. Here nothing follows: the node is dead a moment after its answer.
+    def test_a_change_acknowledged_just_before_the_kill_is_there(self):
+        with Sandbox() as box:
+            box.run("zht", "insert", "begun", "")
+            pipe = Pipe(box)
+            for number in range(rounds(12, 200)):
+                pid = harness.wait_for(box.node_pid, "a running node")
+                self.assertEqual(pipe.ask(op="lookup", key="begun", timeout_ms=harness.DEADLINE * 1000)["status"], "ok")
+                answer = pipe.ask(op="insert", key=f"k{number}", value=str(number))
+                os.kill(pid, signal.SIGKILL)
+                self.assertEqual(answer["status"], "ok")
+                harness.wait_for(lambda: not harness.alive(pid), "the end of the node")  # noqa: B023
+                found = pipe.ask(op="lookup", key=f"k{number}", timeout_ms=harness.DEADLINE * 1000)
+                self.assertEqual(value_of(found), str(number).encode(), f"round {number}: {found}")
+            pipe.close()
 
     def check(self, box, loads, counters):
         pipe = Pipe(box)
