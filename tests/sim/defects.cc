@@ -29,6 +29,7 @@ constexpr KnownDefect kKnown[] = {
     {"keep_results_of_truncated", Defect::keep_results_of_truncated, 1'000},
     {"copies_by_instance", Defect::copies_by_instance, 100},
     {"wake_uncommitted", Defect::wake_uncommitted, 300},
+    {"rest_too_soon", Defect::rest_too_soon, 100},
     {"forget_unsettled", Defect::forget_unsettled, 2'000},
 };
 

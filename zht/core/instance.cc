@@ -207,6 +207,16 @@ void Instance::finish_round(base::Time now) {
   if (!options_.clustered) return;
   replicator_->finish(now);
   for (const replication::Released& one : replicator_->take_released()) release(one);
+  if (!replicator_->failed()) look_again(replicator_->done());
+}
+
+// Where something was under way that has ended.
+void Instance::look_again(std::span<const PartitionId> partitions) {
+  for (PartitionId partition : partitions) {
+    const replication::Replica& replica = *replicator_->look(partition);
+    if (epochs_[number_of(partition)] == 0 && replica.is_alone()) refresh(partition);
+    if (replica.is_spare()) departed_.try_emplace(partition, now_);
+  }
 }
 
 novoht::Statistics Instance::store_statistics() const {
@@ -1045,8 +1055,6 @@ void Instance::on_tick() {
   }
   if (options_.clustered) {
     replicator_->tick();
-    for (PartitionId partition : replicator_->partitions())
-      if (epochs_[number_of(partition)] == 0 && replicator_->look(partition)->is_alone()) refresh(partition);
   }
   if (failure_.empty()) {
     if (options_.clustered) forget_departed();
@@ -1064,19 +1072,17 @@ void Instance::on_tick() {
 void Instance::forget_departed() {
   std::erase_if(departed_, [&](const auto& one) { return !replicator_->look(one.first)->is_spare(); });
   bool one_went = false;
-  for (PartitionId partition : replicator_->partitions()) {
-    if (epochs_[number_of(partition)] != 0) continue;
-    replication::Replica& replica = *replicator_->look(partition);
-    if (!replica.is_spare()) continue;
-    const auto [seen, fresh] = departed_.emplace(partition, now_);
-    if (fresh || now_ - seen->second < options_.keep_departed) continue;
-    replicator_->find(partition)->ask_whether_needed();
-    if (one_went || !replica.is_vouched()) continue;
+  std::erase_if(departed_, [&](const auto& one) {
+    const auto [partition, since] = one;
+    if (now_ - since < options_.keep_departed) return false;
+    replication::Replica& replica = *replicator_->find(partition);
+    replica.ask_whether_needed();
+    if (one_went || !replica.is_vouched()) return false;
     one_went = true;
     if (options_.observer != nullptr) options_.observer->on_forgotten(replicator_->self(), partition, replica.view());
     if (replicated_->forget(partition, options_.incarnation)) replica.forget();
-    departed_.erase(seen);
-  }
+    return true;
+  });
 }
 
 // Removes keys whose time has passed, and tells those who wait for that. A slice of the partitions a tick.

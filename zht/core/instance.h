@@ -243,6 +243,7 @@ class Instance {
   void release(const replication::Released& released);
   void take_up();
   void refresh(PartitionId partition);
+  void look_again(std::span<const PartitionId> partitions);
   void leave(PartitionId partition);
   void stop_serving();
   void forget_departed();

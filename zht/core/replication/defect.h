@@ -46,6 +46,7 @@ enum class Defect : std::uint8_t {
   forget_intents,           // who plans where partitions go counts what is half moved as it stands
   hold_surplus,             // a goal that needs one more copy where there is one too many waits for ever
   forget_unsettled,         // that a key's change may be taken back is known only as long as there is room to take it back
+  rest_too_soon,            // a replica with something to do at the next tick says that it has nothing
   forget_promise,           // a copy that was told to lead alone does not note it: it follows on, and may be thrown away
 };
 

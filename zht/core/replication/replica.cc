@@ -45,7 +45,32 @@ bool Replica::is_alone() const {
 }
 
 bool Replica::rests() const {
-  return is_alone() && !goal_ && wish_.kind == Kind::none;
+  if (broken(Defect::rest_too_soon)) return true;
+  if (waits() || taking_over_ || deposing_) return false;
+  switch (role()) {
+    case Role::primary: return rests_as_primary();
+    case Role::learner: return !(import_ && import_->leads_to) && !broken(Defect::promote_learner_blindly);
+    case Role::sync: return true;
+    case Role::stranger: {
+      const auto old = member_at(view_, host_.self().instance);
+      return !old || old->incarnation >= host_.self().incarnation;
+    }
+  }
+  return false;
+}
+
+// All that is logged is committed, every follower has it and knows that, and no copy is missing, too many or about to move.
+bool Replica::rests_as_primary() const {
+  if (wish_.kind != Kind::none || goal_ || full_ || durable_ != end_.sequence || commit_ != end_.sequence) return false;
+  for (const auto& [peer, follower] : followers_) {
+    const bool in_step = follower.attached && follower.match >= end_.sequence && follower.commit >= commit_ && !follower.stuck &&
+                         !follower.full && !follower.snapshot && !host_.channel(peer).has_left(partition_, view_.epoch);
+    if (!in_step) return false;
+  }
+  const std::size_t wanted = host_.timing().sync_copies;
+  const Spread& is = spread();
+  const bool is_short = is.sync_nodes < wanted || is.sync_racks < std::min(wanted, is.racks);
+  return !is.grows && view_.sync.size() + view_.learners.size() == is.nodes && (view_.learners.empty() || !is_short);
 }
 
 std::optional<Position> Replica::position_of(Version sequence) const {
@@ -422,6 +447,7 @@ const Replica::Spread& Replica::spread() const {
     return static_cast<std::size_t>(std::unique(racks.begin(), racks.end()) - racks.begin());
   };
   spread_ = {nodes_of(all), racks_of(all), nodes_of(view_.sync), racks_of(view_.sync)};
+  spread_.grows = spread_.nodes < host_.timing().copies && choose_learner();
   return spread_;
 }
 
@@ -429,6 +455,7 @@ std::size_t Replica::needed() const { return std::min<std::size_t>(view_.need, h
 
 template <typename Test>
 void Replica::let_go_of(Test test) {
+  if (held_.empty()) return;
   std::deque<Held> later;
   for (const Held& held : std::exchange(held_, {})) {
     if (test(held)) host_.release(partition_, held, false);

@@ -130,7 +130,7 @@ class ReplicaHost {
   virtual void propose(PartitionId partition, const Change& change) = 0;
   virtual std::span<const Candidate> candidates() const = 0;
   virtual Site site_of(InstanceId instance) const = 0;  // of one nobody has told of: a node of its own, or what its number says
-  virtual std::uint64_t sites_version() const = 0;      // another whenever site_of() may say something else
+  virtual std::uint64_t sites_version() const = 0;      // another whenever site_of() or candidates() may say something else
   virtual void release(PartitionId partition, const Held& held, bool shown) = 0;
   // For whoever checks the protocol; nothing depends on them.
   virtual void on_promoted(PartitionId) {}
@@ -163,7 +163,9 @@ class Replica {
   // replica, without append(), and nothing need be held: what a round wrote is committed when the round has ended well. The
   // replica takes up where the store is when the next view comes.
   bool is_alone() const;
-  bool rests() const;  // alone, and wants nothing but perhaps other members
+  // tick() and send() have nothing to do until something comes for it: a message, a request, another view, other candidates or
+  // sites, or the silence of a peer. Its host calls neither meanwhile. Everything that makes either do something must be asked here.
+  bool rests() const;
   void add_to(Figures& figures) const;
   CopyReport report() const;
   std::string story() const;  // all that matters of its state, in a line, for people
@@ -302,6 +304,7 @@ class Replica {
   // What fails together is counted as one: copies are as many as the nodes they are on.
   struct Spread {
     std::size_t nodes = 0, racks = 0, sync_nodes = 0, sync_racks = 0;
+    bool grows = false;  // fewer nodes than are wanted have a copy, and another could take one
   };
   const Spread& spread() const;
   std::size_t nodes_of(const Members& members, std::optional<Member> except = {}) const;
@@ -327,6 +330,7 @@ class Replica {
 
   void propose(const Change& change);
   void tick_primary();
+  bool rests_as_primary() const;
   void tick_stranger();
   void recover_together();
   void want(Change::Kind kind, Member target, std::size_t copies = 0);

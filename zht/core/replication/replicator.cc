@@ -33,7 +33,6 @@ Replica& Replicator::get(PartitionId partition) {
 }
 
 void Replicator::activate(PartitionId partition, Slot& slot) {
-  slot.rests = false;
   if (slot.active) return;
   slot.active = true;
   active_.push_back(partition);
@@ -44,6 +43,26 @@ void Replicator::adopt(PartitionId partition, const View& view) {
   Replica* const known = find(partition);
   if (known == nullptr && !member_at(view, self_.instance)) return;
   get(partition).adopt(view);
+  neighbors_known_ = false;
+}
+
+// Every replica may have something to do now.
+void Replicator::wake_all() {
+  for (PartitionId partition : partitions_) activate(partition, replicas_[static_cast<std::uint32_t>(partition)]);
+}
+
+void Replicator::set_candidates(std::vector<Candidate> candidates) {
+  if (candidates == candidates_) return;
+  candidates_ = std::move(candidates);
+  sites_version_++;
+  wake_all();
+}
+
+void Replicator::set_sites(std::map<InstanceId, Site> sites) {
+  if (sites == sites_) return;
+  sites_ = std::move(sites);
+  sites_version_++;
+  wake_all();
 }
 
 void Replicator::set_goal(PartitionId partition, Goal goal) {
@@ -64,6 +83,7 @@ Result<void> Replicator::take_over(PartitionId partition, const View& view, Epoc
   if (!has(partition)) return base::fail(Code::invalid, "partition ", static_cast<std::uint32_t>(partition), " of ", replicas_.size());
   Replica& replica = get(partition);
   replica.adopt(view);
+  neighbors_known_ = false;
   return replica.take_over(epoch, end);
 }
 
@@ -107,6 +127,7 @@ void Replicator::on_message(const PeerMessage& message) {
   if (answers) {
     channel.measure(message.answered, now_);
     channel.on_answer(message.answered, message.generation, message.departures);
+    for (const Departure& one : message.departures) (void)find(one.partition);
   }
   for (const ViewNews& one : message.views) {
     if (find(one.partition) != nullptr) news_.push_back(one);
@@ -147,21 +168,60 @@ void Replicator::excuse_silence() {
   const base::Duration passed = ticked_ == base::Time{} ? base::Duration{} : now_ - ticked_;
   ticked_ = now_;
   const base::Duration missed = passed - 2 * timing_.beacon;
-  if (missed <= base::Duration{}) return;
+  if (missed <= base::Duration{} || (neighbors_known_ && neighbors_.empty())) return;
   for (auto& [peer, channel] : channels_) channel.excuse(missed, now_);
   for (PartitionId partition : partitions_) replicas_[static_cast<std::uint32_t>(partition)].replica->excuse(missed);
+}
+
+void Replicator::find_neighbors() {
+  neighbors_.clear();
+  for (PartitionId partition : partitions_) {
+    const Replica& replica = at(partition);
+    const Replica::Role role = replica.role();
+    for (Member one : replica.peers()) {
+      Neighbor& neighbor = neighbors_[one];
+      neighbor.follows = true;
+      neighbor.partitions.push_back(partition);
+    }
+    if (role == Replica::Role::sync || role == Replica::Role::learner) neighbors_[replica.view().primary].partitions.push_back(partition);
+  }
+  neighbors_known_ = true;
+  next_silence_ = {};
+}
+
+// Silence is seen here, for all partitions that are shared with a neighbor together: those that have to do with one that says nothing
+// are looked at at every tick, and the others at none.
+void Replicator::look_for_silence() {
+  if (!neighbors_known_) find_neighbors();
+  if (now_ < next_silence_) return;
+  const base::Duration shortest = std::min(timing_.drop, timing_.grace);
+  next_silence_ = base::Time::max();
+  for (const auto& [peer, neighbor] : neighbors_) {
+    const base::Time heard = channels_[peer].heard();
+    next_silence_ = std::min(next_silence_, heard + shortest);
+    if (now_ - heard < shortest) continue;
+    for (PartitionId partition : neighbor.partitions) activate(partition, replicas_[static_cast<std::uint32_t>(partition)]);
+  }
+}
+
+base::Time Replicator::next_due() const {
+  if (failed_) return next_farewell_;
+  if (!active_.empty() || !restless_.empty() || !neighbors_known_ || beacon_wanted_ || !is_idle()) return {};
+  if (neighbors_.empty()) return base::Time::max();
+  // Not later than the next beacon: who was stopped tells that by the time that has passed since the last tick.
+  return std::min({next_silence_, next_beacon_, ticked_ + timing_.beacon});
 }
 
 void Replicator::tick() {
   excuse_silence();
   if (!failed_) {
-    for (PartitionId partition : partitions_) {
+    look_for_silence();
+    for (PartitionId partition : std::exchange(restless_, {})) {
       Slot& slot = replicas_[static_cast<std::uint32_t>(partition)];
-      if (slot.rests) continue;
-      Replica& replica = get(partition);
-      replica.tick();
-      slot.rests = replica.rests() && timing_.copies <= 1;
+      slot.restless = false;
+      activate(partition, slot);
     }
+    for (PartitionId partition : active_) at(partition).tick();
     return;
   }
   if (now_ < next_farewell_) return;
@@ -203,15 +263,18 @@ void Replicator::finish(base::Time now) {
   now_ = std::max(now_, now);
   if (failed_) return;
   if (tails_.all > timing_.all_tails_bytes + tails_.uncommitted) trim_tails();
-  std::vector<PartitionId> busy;
-  for (PartitionId partition : active_) {
-    Replica& replica = get(partition);
+  done_.clear();
+  std::erase_if(active_, [&](PartitionId partition) {
+    Slot& slot = replicas_[static_cast<std::uint32_t>(partition)];
+    Replica& replica = *slot.replica;
     if (replica.role() == Replica::Role::primary) replica.release();
     replica.send();
-    if (replica.waits()) busy.push_back(partition);
-    else replicas_[static_cast<std::uint32_t>(partition)].active = false;
-  }
-  active_ = std::move(busy);
+    if (replica.waits()) return false;
+    slot.active = false;
+    done_.push_back(partition);
+    if (!replica.rests() && !std::exchange(slot.restless, true)) restless_.push_back(partition);
+    return true;
+  });
   send_beacons();
   for (auto& [peer, channel] : channels_)
     if (channel.answer_due()) answer_beacon(peer, channel);
@@ -230,17 +293,12 @@ void Replicator::send_beacons() {
   // One on demand, for reads without a lease, but not a storm of them.
   const bool due = now_ >= next_beacon_ || (beacon_wanted_ && now_ - last_beacon_ >= std::chrono::milliseconds(1));
   if (!due) return;
-  std::set<Member> peers;
-  for (PartitionId partition : partitions_) {
-    const Slot& slot = replicas_[static_cast<std::uint32_t>(partition)];
-    if (slot.rests) continue;
-    const Members& more = slot.replica->peers();
-    peers.insert(more.begin(), more.end());
-  }
+  if (!neighbors_known_) find_neighbors();
   next_beacon_ = now_ + timing_.beacon;
   beacon_wanted_ = false;
   last_beacon_ = std::max(now_, last_beacon_ + base::Duration(1));
-  for (Member peer : peers) {
+  for (const auto& [peer, neighbor] : neighbors_) {
+    if (!neighbor.follows) continue;
     PeerMessage& message = message_to(peer.instance);
     message.beacon = last_beacon_;
     message.seen = channels_[peer].seen();

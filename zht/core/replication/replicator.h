@@ -4,7 +4,7 @@
 //
 //   replicator.begin(now);
 //   replicator.on_message(message);                 // any number, and requests: serves(), append(), hold()
-//   replicator.tick();                              // every 10 ms or so
+//   replicator.tick();                              // when next_due() has come, or sooner
 //   const auto mark = replicator.mark();
 //   send(replicator.take_messages());               // followers work while the own disk does
 //   write, and sync as the durability asks          // perhaps on another thread, while rounds go on
@@ -66,12 +66,8 @@ class Replicator final : public ReplicaHost {
   const std::vector<PartitionId>& partitions() const { return partitions_; }  // of which there is a replica here
 
   // Who lives and has room, and where instances stand: told by the manager, now and then.
-  void set_candidates(std::vector<Candidate> candidates) { candidates_ = std::move(candidates); }
-  void set_sites(std::map<InstanceId, Site> sites) {
-    if (sites == sites_) return;
-    sites_ = std::move(sites);
-    sites_version_++;
-  }
+  void set_candidates(std::vector<Candidate> candidates);
+  void set_sites(std::map<InstanceId, Site> sites);
 
   // A view this instance has or may soon have a part in. Others are not its concern.
   void adopt(PartitionId partition, const View& view);
@@ -89,6 +85,11 @@ class Replicator final : public ReplicaHost {
   }
   void on_message(const PeerMessage& message);
   void tick();
+  // When tick() has something to do next, as far as is known after a round; the epoch of the clock: now. Between ticks a pause of some
+  // milliseconds is enough.
+  base::Time next_due() const;
+  // Partitions that the last finish() left with nothing under way.
+  const std::vector<PartitionId>& done() const { return done_; }
   // Everything applied until now belongs to this mark. New entries are put into the messages.
   std::uint64_t mark();
   void durable(std::uint64_t mark, base::Time now);
@@ -104,7 +105,7 @@ class Replicator final : public ReplicaHost {
   bool is_idle() const {
     return active_.empty() && messages_.empty() && released_.empty() && wishes_.empty() && news_.empty() && !beacon_wanted_;
   }
-  bool is_beacon_due() const { return now_ >= next_beacon_; }
+  bool is_beacon_due() const { return now_ >= next_beacon_ && (!neighbors_known_ || !neighbors_.empty()); }
   std::vector<PeerMessage> take_messages();
   std::vector<Released> take_released() { return std::exchange(released_, {}); }
   std::vector<Wish> take_wishes() { return std::exchange(wishes_, {}); }
@@ -152,16 +153,29 @@ class Replicator final : public ReplicaHost {
   struct Slot {
     std::unique_ptr<Replica> replica;
     bool active = false;
-    bool rests = false;  // not ticked, until something comes for it
+    bool restless = false;
+  };
+  // Another instance with which replicas here have to do: it follows, or is followed.
+  struct Neighbor {
+    std::vector<PartitionId> partitions;
+    bool follows = false;  // somewhere: it needs this instance's beacons
   };
   void activate(PartitionId partition, Slot& slot);
+  void wake_all();
+  void find_neighbors();
+  void look_for_silence();
+  Replica& at(PartitionId partition) const { return *replicas_[static_cast<std::uint32_t>(partition)].replica; }
 
   TailBytes tails_;  // before the replicas, which count in it until they end
   std::size_t trimmed_ = 0;  // of partitions_, the next whose tail is trimmed
   std::vector<Slot> replicas_;           // by partition number
   std::vector<PartitionId> partitions_;  // that have one
   // Those with something to do before the next tick: a round costs nothing for the others.
-  std::vector<PartitionId> active_;
+  std::vector<PartitionId> active_, done_;
+  std::vector<PartitionId> restless_;  // with something to do at the next tick; all others rest (Replica::rests)
+  std::map<Member, Neighbor> neighbors_;
+  bool neighbors_known_ = false;       // no view was adopted since they were found
+  base::Time next_silence_{};          // before that no neighbor that was heard of late can have been silent for long
   std::map<Member, Channel> channels_;
   std::map<InstanceId, PeerMessage> messages_;
   std::vector<Released> released_;
