@@ -155,8 +155,10 @@ void Node::tick() {
     NodeInfo& info = manager->self();
     info.room = !full_;
     info.leaving = leaving;
-    manager->tick(now());
-    keepership->tick(now());
+    if (std::min(manager->next_due(), keepership->next_due()) <= now()) {
+      manager->tick(now());
+      keepership->tick(now());
+    }
     const std::uint64_t life = life_;
     for (Seat& seat : seats) {
       if (world_.now >= paused_until) seat.tick();

@@ -275,10 +275,12 @@ void Seat::fail() {
   after_round();
 }
 
+// When it said that it would have something to do, as a node's event loop does: what is not due is not done.
 void Seat::tick() {
+  replicator->set_candidates(node_.manager->candidates(node_.now()));
+  replicator->set_sites(node_.manager->sites());
+  if ((instance ? instance->next_due() : replicator->next_due()) > node_.now()) return;
   round([this] {
-    replicator->set_candidates(node_.manager->candidates(node_.now()));
-    replicator->set_sites(node_.manager->sites());
     if (instance) instance->on_tick();
     else replicator->tick();
   });
@@ -372,7 +374,10 @@ void Seat::after_round() {
   for (PeerMessage& message : instance ? instance->take_peer_messages() : replicator->take_messages())
     world_.send(node_.number(), home(message.to), std::move(message));
   for (const Released& one : replicator->take_released()) server_->release(one);
-  for (const Wish& wish : replicator->take_wishes()) node_.manager->wish(wish);
+  if (const std::vector<Wish> wishes = replicator->take_wishes(); !wishes.empty()) {
+    node_.manager->tick(node_.now());
+    for (const Wish& wish : wishes) node_.manager->wish(wish);
+  }
   for (const ViewNews& one : instance ? instance->take_news() : replicator->take_news()) node_.manager->adopt(one.partition, one.view);
   node_.after_turn();
 }

@@ -2,7 +2,7 @@ add_unit_test(zht_core_test
   SOURCES core_test.cc crash_sim_test.cc frame_test.cc result_table_test.cc
   USES test_support zht_core zht_wire)
 add_unit_test(zht_replicated_test
-  SOURCES replicated_test.cc schedules_test.cc bounds_test.cc bad_line_test.cc cut_test.cc
+  SOURCES replicated_test.cc idle_test.cc schedules_test.cc bounds_test.cc bad_line_test.cc cut_test.cc
   USES zht_core zht_wire)
 add_unit_test(zht_resp_test
   SOURCES resp_test.cc

@@ -185,6 +185,7 @@ Result<void> Instance::end_round(Sync sync) {
   if (!marked_ && options_.clustered) mark_ = replicator_->mark();
   marked_ = true;
   if (options_.clustered) changed_in_round_ = store_->dirty();
+  note_work();
   Result<void> written;
   if (changed_in_round_) {
     // A quiet round that rests on nothing new leaves what earlier ones changed to the sync that is under way.
@@ -208,15 +209,6 @@ void Instance::finish_round(base::Time now) {
   replicator_->finish(now);
   for (const replication::Released& one : replicator_->take_released()) release(one);
   if (!replicator_->failed()) look_again(replicator_->done());
-}
-
-// Where something was under way that has ended.
-void Instance::look_again(std::span<const PartitionId> partitions) {
-  for (PartitionId partition : partitions) {
-    const replication::Replica& replica = *replicator_->look(partition);
-    if (epochs_[number_of(partition)] == 0 && replica.is_alone()) refresh(partition);
-    if (replica.is_spare()) departed_.try_emplace(partition, now_);
-  }
 }
 
 novoht::Statistics Instance::store_statistics() const {
@@ -285,6 +277,7 @@ void Instance::refresh(PartitionId partition) {
   if (replica != nullptr && replica->view().epoch > view.epoch) view = replica->view();
   const bool leads = replica != nullptr && replica->role() == replication::Replica::Role::primary && !replicator_->failed();
   epochs_[number_of(partition)] = leads && replica->is_alone() ? replication::number(view.epoch) : 0;
+  if (leads && store_->has_expiries(table_of(partition))) expect_expiry(partition);
   if (!leads && !watchers_.empty()) leave(partition);
 }
 
@@ -863,6 +856,7 @@ Result<void> Instance::check_memory(std::span<const Change> changes) {
 // What was executed is remembered: here, or by the store when it takes the entry.
 Result<Version> Instance::apply(PartitionId partition, std::span<const Change> changes, Note&& note) {
   TRY(check_memory(changes));
+  note_expiries(partition, changes);
   note_.clear();
   encode_note(note_, note);
   if (replica_ != nullptr) {
@@ -900,6 +894,7 @@ void Instance::do_insert(const Frame& frame, const OperationView& operation, std
     if (auto room = check_memory({&change, 1}); !room) [[unlikely]]
       return refuse(frame, operation.kind, room.error(), out);
     if (cut_ != nullptr) [[unlikely]] cut_->before(partition, {&change, 1});
+    note_expiries(partition, {&change, 1});
     version = store_->apply(table_of(partition), {&change, 1}, prepared_, epochs_[frame.partition]);
     if (version) {
       statistics_.changes++;
@@ -1043,80 +1038,6 @@ void Instance::on_closed(ConnectionId connection) {
   watchers_.drop(connection);
   for (Parked& one : parked_)
     if (one.from == connection) one.from = ConnectionId{0};  // nobody would hear of it
-}
-
-void Instance::on_tick() {
-  tend_cut();
-  for (const Watcher& watcher : watchers_.take_overdue(now_)) {
-    Outcome outcome;
-    outcome.code = Code::timeout;
-    outcome.message = "the condition on key \"" + base::escape(watcher.key) + "\" did not come to hold in time";
-    sends_.push_back({watcher.connection, frame_for(watcher, outcome)});
-  }
-  if (options_.clustered) {
-    replicator_->tick();
-  }
-  if (failure_.empty()) {
-    if (options_.clustered) forget_departed();
-    reap_expired();
-    // Errors are in the store's statistics; the next slice tries again.
-    (void)store_->maintain(options_.maintain_budget);
-  }
-  if (now_ >= next_forget_) {
-    next_forget_ = now_ + std::chrono::minutes(1);
-    results_->forget_silent(now_ms_);
-  }
-}
-
-// One a tick: dropping a table takes time.
-void Instance::forget_departed() {
-  std::erase_if(departed_, [&](const auto& one) { return !replicator_->look(one.first)->is_spare(); });
-  bool one_went = false;
-  std::erase_if(departed_, [&](const auto& one) {
-    const auto [partition, since] = one;
-    if (now_ - since < options_.keep_departed) return false;
-    replication::Replica& replica = *replicator_->find(partition);
-    replica.ask_whether_needed();
-    if (one_went || !replica.is_vouched()) return false;
-    one_went = true;
-    if (options_.observer != nullptr) options_.observer->on_forgotten(replicator_->self(), partition, replica.view());
-    if (replicated_->forget(partition, options_.incarnation)) replica.forget();
-    return true;
-  });
-}
-
-// Removes keys whose time has passed, and tells those who wait for that. A slice of the partitions a tick.
-void Instance::reap_expired() {
-  for (PartitionId partition : replicated_->partitions()) {
-    if (epochs_[number_of(partition)] != 0) {
-      remove_expired(partition, nullptr);
-      continue;
-    }
-    replication::Replica* const replica = replicator_->look(partition);
-    if (replica != nullptr && replica->serves(replica->view().epoch)) remove_expired(partition, replica);
-  }
-}
-
-void Instance::remove_expired(PartitionId partition, replication::Replica* replica) {
-  if (base::kMutant == base::Mutant::never_expire || pauses() || !store_->has_expiries(table_of(partition))) return;
-  if (options_.clustered) store_->set_now(replica != nullptr ? replica->time() : wall_);
-  const auto keys = store_->expired(table_of(partition), 256);
-  if (options_.clustered) store_->set_now({});
-  if (keys.empty()) return;
-  std::vector<Change> changes;
-  std::vector<std::uint64_t> hashes;
-  for (const std::string& key : keys) {
-    changes.push_back(Change::remove(key));
-    hashes.push_back(base::hash64(key));
-  }
-  if (replica != nullptr) replica = replicator_->find(partition);  // it has something to do in this round
-  else if (cut_ != nullptr) cut_->before(partition, changes);
-  const auto removed = replica != nullptr ? replica->append(encode_entry(changes, {}), hashes)
-                                          : store_->apply(table_of(partition), changes, {}, epochs_[number_of(partition)]);
-  if (!removed) return;
-  changed_in_round_ = true;
-  if (replica == nullptr) note_change(changes);
-  if (!watchers_.empty()) notify(partition, changes, replica, *removed);
 }
 
 }  // namespace zht::core

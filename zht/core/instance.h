@@ -128,8 +128,14 @@ class Instance {
     store_->prefetch(novoht::TableId{static_cast<std::uint32_t>(partition)}, key);
   }
   void on_closed(ConnectionId connection);
-  // Timeouts of watchers, expiry, forgotten sessions, housekeeping of the store. Call inside a round, every kTick.
+  // Timeouts of watchers, expiry, forgotten sessions, housekeeping of the store. Call inside a round, when next_due() has come, or
+  // sooner; kTick after the last one is soon enough.
   void on_tick();
+  // When on_tick() has something to do next, as far as is known after a round; in the past: now.
+  base::Time next_due() const;
+  // Housekeeping of the store for `budget`, in a round or between two: returns whether there is more that could be done at once.
+  bool keep_house(base::Duration budget);
+  bool has_house_to_keep() const { return house_waits_; }  // as keep_house() said last
   // io: the store only reads from now on; no reply of this round's buffers may be sent.
   Result<void> end_round() { return end_round(Sync::now); }
 
@@ -291,6 +297,13 @@ class Instance {
   std::string frame_for(const Watcher& watcher, const Outcome& outcome) const;
   void note_failure(const Result<void>& outcome);
   void reap_expired();
+  bool expires_soon(PartitionId partition, replication::Replica* replica);
+  void expect_expiry(PartitionId partition);
+  void note_expiries(PartitionId partition, std::span<const novoht::Change> changes) {
+    for (const novoht::Change& change : changes)
+      if (change.expires != base::kNever) [[unlikely]] expect_expiry(partition);
+  }
+  void note_work();
 
   static constexpr ConnectionId kCutMark{~std::uint64_t{0}};  // in the place of a connection: what waits is a mark of a cut
   // A request that waits for the end of a pause.
@@ -350,7 +363,12 @@ class Instance {
   static constexpr std::size_t kTogether = 32;  // frames prepared, then executed
   std::array<std::array<char, 64>, kTogether> notes_;  // scratch, of inserts
   Bytes prepared_;  // of notes_: that of the frame being executed, where that is an insert
-  base::Time next_forget_{};
+  // When what on_tick() does is due.
+  base::Time next_forget_{}, next_keep_{}, next_expiry_ = base::Time::max(), next_departed_ = base::Time::max();
+  std::map<PartitionId, base::Time> expiring_;  // led here, with keys that expire: when the next one may
+  std::uint64_t operations_seen_ = 0, progress_ = 0;
+  base::Time keep_until_{}, next_progress_{};
+  bool house_waits_ = false;
 };
 
 }  // namespace zht::core

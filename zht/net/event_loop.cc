@@ -83,9 +83,14 @@ void EventLoop::stop() {
   post([] {});
 }
 
+base::Time EventLoop::next_timer() const {
+  return timers_.empty() ? alarm_ : std::min<base::Time>(alarm_, timers_.begin()->first);
+}
+
 int EventLoop::wait_time(Clock::time_point now) const {
-  if (timers_.empty()) return -1;
-  const auto left = timers_.begin()->first - now;
+  const base::Time next = next_timer();
+  if (next == base::Time::max()) return -1;
+  const auto left = next - now;
   if (left <= Clock::duration::zero()) return 0;
   return static_cast<int>(std::min<std::int64_t>(std::chrono::ceil<std::chrono::milliseconds>(left).count(), 1'000'000));
 }
@@ -136,7 +141,7 @@ int EventLoop::wait() {
       return count;
     }
     const auto now = Clock::now();
-    if (!timers_.empty() && timers_.begin()->first <= now) return 0;
+    if (next_timer() <= now) return 0;
     if (now - begin >= busy_poll_) {
       polled(false);
       return ::epoll_wait(epoll_, events_.data(), most, wait_time(now));
@@ -152,6 +157,9 @@ void EventLoop::run_timers() {
     timer.work();
     if (timer.period > base::Duration::zero()) timers_.emplace(now + timer.period, std::move(timer));
   }
+  if (alarm_ > now) return;
+  alarm_ = base::Time::max();
+  on_alarm_();
 }
 
 void EventLoop::run_posted() {
@@ -173,6 +181,7 @@ void EventLoop::turn() {
   const int count = wait();
   CHECK(count >= 0 || errno == EINTR, "epoll_wait");
   event_count_ = static_cast<std::size_t>(std::max(count, 0));
+  found_nothing_ = event_count_ == 0;
   for (std::size_t i = 0; i < event_count_; i++) {
     if (events_[i].data.ptr == nullptr) run_posted();
     else if (events_[i].events != 0) static_cast<Ready*>(events_[i].data.ptr)->on_ready(events_[i].events);

@@ -56,6 +56,10 @@ class EventLoop {
 
   void every(base::Duration period, std::function<void()> work);
   void after(base::Duration delay, std::function<void()> work);
+  // One timer that is set anew as often as its owner likes, for work whose time is known only from one moment to the next.
+  void on_alarm(std::function<void()> work) { on_alarm_ = std::move(work); }
+  void set_alarm(base::Time at) { alarm_ = at; }  // once; Time::max(): never
+  bool found_nothing() const { return found_nothing_; }  // in this turn: no descriptor was ready, nor was anything posted
   void busy_poll(base::Duration longest) { busy_poll_ = longest; }  // 0 (default): always sleep
   void end_of_turn(std::function<void()> work) { end_of_turn_ = std::move(work); }
 
@@ -71,6 +75,7 @@ class EventLoop {
   };
   using Clock = std::chrono::steady_clock;
   int wait();
+  base::Time next_timer() const;
   int wait_time(Clock::time_point now) const;
   bool poll_pays(Clock::time_point now);
   void polled(bool found);
@@ -81,6 +86,9 @@ class EventLoop {
   std::atomic<bool> stopped_ = false;
   std::function<void()> end_of_turn_;
   std::multimap<Clock::time_point, Timer> timers_;
+  base::Time alarm_ = base::Time::max();
+  std::function<void()> on_alarm_;
+  bool found_nothing_ = false;
   std::vector<epoll_event> events_;  // of this turn
   std::size_t event_count_ = 0;
 

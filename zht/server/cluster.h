@@ -44,7 +44,8 @@ class Cluster {
   void wish(const replication::Wish& wish) { manager_->wish(wish); }
   void ended(std::uint64_t node, const replication::Members& members, bool out) { manager_->ended(replication::NodeId{node}, members, out); }
   void adopt(const replication::ViewNews& news) { manager_->adopt(news.partition, news.view); }
-  void tick(base::Time now);
+  void tick(base::Time now);  // when next_due() has come, or sooner; and before a wish() if time has passed
+  base::Time next_due() const { return std::min(manager_->next_due(), keepership_->next_due()); }
   // What this node tells of itself.
   void introduce(const wire::NodeAbout& about);
   // ... and, as others should know it soon, at once.

@@ -14,6 +14,11 @@ namespace zht::server {
 namespace {
 constexpr int kCrowded = 16;
 
+// Housekeeping comes in slices short enough that no request notices one: a tenth of the time while requests come, all of it that
+// nobody else wants while none do.
+constexpr auto kSlice = std::chrono::microseconds(50), kLongestSlice = std::chrono::microseconds(200);
+constexpr int kShare = 10;
+
 const support::Log& logger() {
   static const support::Log log("zht.instance");
   return log;
@@ -24,7 +29,9 @@ InstanceThread::InstanceThread(Options options, base::FileSystem& files, const b
                                const Procedures& procedures, const PublishedTable& table,
                                asio::thread_pool& sync_pool)
     : options_(std::move(options)), files_(files), clock_(clock), procedures_(procedures), table_(table),
-      sync_pool_(sync_pool), latencies_(std::tuple_size_v<decltype(noted_)>) {}
+      sync_pool_(sync_pool), latencies_(std::tuple_size_v<decltype(noted_)>) {
+  options_.core.maintain_budget = kSlice;
+}
 
 InstanceThread::~InstanceThread() { stop(); }
 
@@ -51,7 +58,8 @@ base::Result<void> InstanceThread::listen_udp(const std::string& address) { retu
 void InstanceThread::run() {
   wall_ahead_ = clock_.wall().time_since_epoch() - clock_.now().time_since_epoch();
   loop_.busy_poll(options_.busy_poll);
-  loop_.every(core::Instance::kTick, [this] { endpoint_->run_round([this] { tick(); }); });
+  loop_.on_alarm([this] { on_alarm(); });
+  if (plan()) loop_.set_alarm(alarm_);
   if (options_.core.durability == core::Durability::interval) loop_.every(options_.sync_interval, [this] { sync_in_background(); });
   thread_ = std::thread([this] {
     const std::string name = "instance-" + std::to_string(static_cast<std::uint32_t>(options_.core.id));
@@ -166,6 +174,7 @@ bool InstanceThread::end_round() {
   const bool kept = close_core_round(later ? core::Instance::Sync::later : core::Instance::Sync::now);
   for (LocalRequest* one = local; one != nullptr; one = LocalQueue::next(*one)) one->kept = kept;
   LocalQueue::done(local);
+  if (plan()) loop_.set_alarm(alarm_);
   in_round_ = false;
   local_.unlock();
   return kept;
@@ -193,7 +202,44 @@ bool InstanceThread::may_sync_later() {
 void InstanceThread::tick() {
   quiet_before_tick_ = core_->is_quiet();
   core_->on_tick();
+  ticked_ = core_->round_began();
+  if (core_->has_house_to_keep()) next_slice_ = ticked_;
   short_of_memory_ = core_->is_short_of_memory();
+}
+
+// An idle instance sleeps until the first thing that is due; what a round has begun may be due sooner.
+bool InstanceThread::plan() {
+  const base::Time due = core_->next_due();
+  next_tick_ = std::max(due, ticked_ + core::Instance::kTick);
+  const base::Time first = std::min(next_tick_, next_slice_);
+  if (first >= alarm_) return false;
+  alarm_ = first;
+  return true;
+}
+
+void InstanceThread::on_alarm() {
+  const base::Time now = clock_.now();
+  bool ticks = false;
+  with_core([&] {
+    alarm_ = base::Time::max();
+    ticks = now >= next_tick_;
+  });
+  if (ticks) endpoint_->run_round([this] { tick(); });
+  else keep_house();
+}
+
+void InstanceThread::keep_house() {
+  with_core([this] {
+    if (core_ == nullptr) return;
+    const base::Time begun = clock_.now();
+    if (begun >= next_slice_) {
+      const auto since = (begun - sliced_) / kShare;
+      const bool more = core_->keep_house(std::clamp<base::Duration>(since, kSlice, kLongestSlice));
+      sliced_ = clock_.now();
+      next_slice_ = !more ? base::Time::max() : loop_.found_nothing() ? sliced_ : sliced_ + (sliced_ - begun) * (kShare - 1);
+    }
+    if (plan()) loop_.set_alarm(alarm_);
+  });
 }
 
 // Ends the core's round and hands on what it sends by itself.
@@ -443,6 +489,7 @@ void InstanceThread::local_round(LocalRequest* requests) {
   execute(requests);
   const bool later = options_.core.durability == core::Durability::always && core_->is_quiet();
   const bool kept = close_core_round(later ? core::Instance::Sync::later : core::Instance::Sync::now);
+  if (plan()) loop_.post([this] { with_core([this] { loop_.set_alarm(alarm_); }); });
   for (LocalRequest* one = requests; one != nullptr; one = LocalQueue::next(*one)) one->kept = kept;
 }
 

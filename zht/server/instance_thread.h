@@ -143,6 +143,10 @@ class InstanceThread final : private net::FrameHandler {
   bool close_core_round(core::Instance::Sync sync = core::Instance::Sync::now);
   bool may_sync_later();
   void tick();
+  // With the core in hand: looks when there is something to do next. Returns whether that is before alarm_, which is then it.
+  bool plan();
+  void on_alarm();
+  void keep_house();
   void send_out(std::vector<core::Send> sends);
   void take_synced();
   void on_synced(const base::Result<void>& outcome);
@@ -198,6 +202,8 @@ class InstanceThread final : private net::FrameHandler {
   bool syncing_ = false, caller_syncs_ = false;  // one at a time: by the pool, or by a caller of this process
   std::atomic<bool> failed_{false}, short_of_memory_{false};
   bool in_round_ = false;  // of the loop's thread, which then holds local_
+  // Touched by whoever holds the core. When the core ticked last and will next, when housekeeping goes on, and what the alarm is set to.
+  base::Time ticked_{}, next_tick_ = base::Time::max(), next_slice_ = base::Time::max(), sliced_{}, alarm_ = base::Time::max();
   LocalQueue local_{[this](LocalRequest* requests) { local_round(requests); }};  // whoever holds it owns core_ and sinks_
   std::unordered_map<net::ConnectionNumber, std::function<void(std::string)>> sinks_;
   // The loop's thread alone.

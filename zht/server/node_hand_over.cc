@@ -90,6 +90,7 @@ void Node::Parts::look_whether_empty() {
   if (left_at == base::Time{}) {
     logger().info("emptied, leaving the cluster", {{"node", identity.number}});
     cluster->set_left();
+    pump_soon();
     left_at = clock.now();
   } else if (clock.now() - left_at > std::chrono::milliseconds(500)) {  // all were told; who did not hear it, hears it from others
     stop();

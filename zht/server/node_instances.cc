@@ -64,6 +64,7 @@ Result<void> Node::Parts::open_instances(const Procedures& procedures) {
     options.cluster = identity.cluster;
     options.tell_manager = [this](InstanceNews news) {
       loop.post([this, news = std::move(news)] {
+        cluster->tick(clock.now());
         for (const replication::Wish& one : news.wishes) cluster->wish(one);
         for (const replication::ViewNews& one : news.views) cluster->adopt(one);
         pump_soon();

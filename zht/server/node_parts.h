@@ -150,6 +150,7 @@ struct Node::Parts final : net::FrameHandler {
   void introduce();
   void pump();
   void pump_soon();
+  void plan_tick(base::Time now);
   void hand_over();
   void look_whether_empty();
   void look_around(base::Time now);

@@ -89,10 +89,11 @@ void Node::Parts::pump_soon() {
 // After anything happened: what follows from it goes out.
 void Node::Parts::pump() {
   const base::Time now = clock.now();
+  cluster->tick(now);
   auto step = cluster->step(now);
   if (!step) {
     logger().error("the keeper's disk failed; this node keeps no views any more", {{"error", step.error()}});
-    return;
+    return plan_tick(now);
   }
   for (const replication::ManagerMessage& message : step->messages) send(message);
   for (const auto& [what, where] : step->story) {
@@ -114,13 +115,18 @@ void Node::Parts::pump() {
   }
   if (!joining.empty()) answer_joining(now);
   if (now >= next_look) look_around(now);
+  plan_tick(now);
+}
+
+// What is due is done within some milliseconds; a manager to whom nothing happens sleeps until something is.
+void Node::Parts::plan_tick(base::Time now) {
+  constexpr auto kPause = std::chrono::milliseconds(10);
+  loop.set_alarm(joining.empty() ? std::max(now + kPause, cluster->next_due()) : now + kPause);
 }
 
 void Node::Parts::begin_ticks() {
-  loop.every(std::chrono::milliseconds(10), [this] {
-    cluster->tick(clock.now());
-    pump();
-  });
+  loop.on_alarm([this] { pump(); });
+  loop.set_alarm(clock.now());
 }
 
 // Who is there, and where.
@@ -166,6 +172,7 @@ void Node::Parts::look_for_room() {
   if (why == no_room) return;
   no_room = why;
   cluster->set_room(why.empty());
+  pump_soon();
   if (why.empty()) logger().info("has room for copies again", {{"data", settings.data}});
   else logger().warn("takes no new copies", {{"data", settings.data}, {"because", why}});
 }

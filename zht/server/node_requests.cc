@@ -80,7 +80,7 @@ void Node::Parts::on_frame(net::ConnectionNumber from, const wire::Frame& frame,
       if (joining.size() >= kMostJoining)
         return reply(Code::unavailable, std::to_string(joining.size()) + " nodes join already, which is as many as may at once", {});
       joining.push_back({from, frame.request, request.uid(), clock.now() + std::chrono::seconds(10)});
-      return answer_joining(clock.now());
+      return pump_soon();
     }
     case wire::ControlKind::leave: {
       if (cluster->alone(clock.now())) return reply(Code::invalid, "this node is alone; what it holds is nowhere else", {});
@@ -101,6 +101,7 @@ void Node::Parts::on_frame(net::ConnectionNumber from, const wire::Frame& frame,
       for (const wire::InstanceMember& one : request.members()) members.push_back({InstanceId{one.instance()}, one.incarnation()});
       logger().warn("a node's process has ended, says its witness", {{"node", request.node()},
                                                                      {"incarnation", members.empty() ? 0 : members.front().incarnation}});
+      cluster->tick(clock.now());
       cluster->ended(request.node(), members, !request.known());
       pump_soon();
       return reply(Code::ok, {}, {});

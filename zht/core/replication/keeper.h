@@ -112,6 +112,7 @@ class Keeper {
 
   void on(NodeId from, std::span<const KeeperMessage> messages, base::Time now);
   void tick(base::Time now);
+  bool waits() const { return !failed_ && !proposals_.empty(); }  // for tick()
   // Saves what changed and returns what may then be said. An error: this keeper can promise nothing more, ever; its
   // process should end.
   Result<std::vector<KeeperSend>> end_round(base::Time now);

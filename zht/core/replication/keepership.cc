@@ -239,6 +239,12 @@ void Keepership::tick(base::Time now) {
   plan(now);
 }
 
+base::Time Keepership::next_due() const {
+  if (failed_) return base::Time::max();
+  if (awaits_vote() || !uninformed_.empty() || (keeper_ && keeper_->waits())) return {};
+  return next_plan_;
+}
+
 void Keepership::send_registers(base::Time now) {
   if (uninformed_.empty() || now < next_registers_ || (!keeper_ && registers_.empty())) return;
   next_registers_ = now + options_.again;

@@ -69,6 +69,7 @@ class Keepership {
 
   void on_message(const ManagerMessage& message, base::Time now);
   void tick(base::Time now);
+  base::Time next_due() const;  // of tick()
   // A view that the manager has learned.
   void on_view(PartitionId partition, const View& view, base::Time now);
   // The last resort, see above: from now on this node alone decides, beginning with the newest views that it has heard of, or has

@@ -193,6 +193,11 @@ void Manager::tick(base::Time now) {
   }
 }
 
+base::Time Manager::next_due() const {
+  if (!ended_.empty() || !intents_.empty()) return {};
+  return options_.balances ? std::min(next_gossip_, next_plan_) : next_gossip_;
+}
+
 void Manager::gossip(base::Time now) {
   Known& me = nodes_[options_.self];
   me.info.heartbeat++;

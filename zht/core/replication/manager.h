@@ -85,7 +85,8 @@ class Manager {
   void announce();
   // Goals that empty this node of what others have copies of (balancer.h).
   std::vector<Placed> hand_over(base::Time now) const;
-  void tick(base::Time now);
+  void tick(base::Time now);  // when next_due() has come, or sooner; and before a wish() if time has passed
+  base::Time next_due() const;
   std::vector<ManagerMessage> take_messages();
   std::vector<PartitionId> take_news() { return std::exchange(news_, {}); }   // for the instances and the keeper here
   std::vector<Placed> take_goals() { return std::exchange(goals_, {}); }      // for the instances here

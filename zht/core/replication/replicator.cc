@@ -221,6 +221,7 @@ void Replicator::tick() {
       slot.restless = false;
       activate(partition, slot);
     }
+    looks_ += active_.size();
     for (PartitionId partition : active_) at(partition).tick();
     return;
   }

@@ -90,6 +90,7 @@ class Replicator final : public ReplicaHost {
   base::Time next_due() const;
   // Partitions that the last finish() left with nothing under way.
   const std::vector<PartitionId>& done() const { return done_; }
+  std::uint64_t looks() const { return looks_; }  // at a replica, by tick(), so far
   // Everything applied until now belongs to this mark. New entries are put into the messages.
   std::uint64_t mark();
   void durable(std::uint64_t mark, base::Time now);
@@ -105,6 +106,7 @@ class Replicator final : public ReplicaHost {
   bool is_idle() const {
     return active_.empty() && messages_.empty() && released_.empty() && wishes_.empty() && news_.empty() && !beacon_wanted_;
   }
+  bool is_active() const { return !active_.empty(); }  // something is under way, or was in this round
   bool is_beacon_due() const { return now_ >= next_beacon_ && (!neighbors_known_ || !neighbors_.empty()); }
   std::vector<PeerMessage> take_messages();
   std::vector<Released> take_released() { return std::exchange(released_, {}); }
@@ -191,7 +193,7 @@ class Replicator final : public ReplicaHost {
   // do views would change all the time else, and help nobody. That passes, a step in ten seconds without such a silence.
   int mistakes_ = 0;
   base::Time mistaken_at_{};
-  std::uint64_t serial_ = 0;
+  std::uint64_t serial_ = 0, looks_ = 0;
   bool beacon_wanted_ = false, failed_ = false, piece_sent_ = false;
 };
 
