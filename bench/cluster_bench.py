@@ -66,10 +66,10 @@ class Nodes:
     def __enter__(self):
         return self
 
-    def found(self, *more):
+    def found(self, *more, partitions=128):
         """All that the list names; returns when partitions are where they should be."""
         for n in range(self.count):
-            self.start(n, *(["--nodes", self.list] if self.count > 1 else []), "--partitions", "128", *more)
+            self.start(n, *(["--nodes", self.list] if self.count > 1 else []), "--partitions", str(partitions), *more)
         for n in range(self.count):
             peers.wait_for(lambda n=n: self.serves(n), "zht serve", self.processes[n])
         self.wait_even()
@@ -277,6 +277,37 @@ def copies(arguments):
                 latencies(f"insert {name} {label}", seen)
 
 
+def busy_ns(pids):
+    """The processor time they have taken, in nanoseconds: a node that sleeps takes less in ten seconds than /proc/PID/stat counts in."""
+    total = 0
+    for pid in pids:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/schedstat", encoding="ascii") as file:
+                total += int(file.read().split()[0])
+    return total
+
+
+def packets():
+    """On loopback, of the whole machine: where nothing else runs they are the cluster's."""
+    with open("/proc/net/dev", encoding="ascii") as file:
+        return next(int(line.split()[2]) for line in file if line.strip().startswith("lo:"))
+
+
+def idle(arguments):
+    """What a node takes that nobody asks anything, and what nodes say to each other then."""
+    seconds, settle = (0.5, 0.5) if arguments.tiny else (10, 8)
+    for count in (1, 3) if arguments.tiny or arguments.quick else (1, 3, 24):
+        with tempfile.TemporaryDirectory(prefix="zht-bench-", ignore_cleanup_errors=True) as folder, Nodes(arguments, folder, count) as nodes:
+            nodes.found(partitions=1024)
+            time.sleep(settle)
+            pids = [process.pid for process in nodes.processes.values()]
+            busy, sent, began = busy_ns(pids), packets(), time.monotonic()
+            time.sleep(seconds)
+            took = time.monotonic() - began
+            row(f"idle, {count} nodes" if count > 1 else "idle, alone", "percent_of_core_a_node", (busy_ns(pids) - busy) / took / 1e7 / count)
+            row(f"idle, {count} nodes" if count > 1 else "idle, alone", "packets_per_s", (packets() - sent) / took)
+
+
 def redis_copies(arguments):
     seconds, threads = ("0.3", "4") if arguments.tiny else ("2", "16") if arguments.quick else ("8", "16")
     program = peers.program("redis-server", "redis-server", not arguments.tiny and not arguments.no_fetch)
@@ -313,7 +344,7 @@ def main():
         redis_copies(arguments)
         return 0
     parts = {"kill": lambda: failover(arguments, "kill -9"), "stop": lambda: failover(arguments, "SIGSTOP"), "migrate": lambda: migrate(arguments), "grow": lambda: grow(arguments),
-             "restart": lambda: restart(arguments), "copies": lambda: copies(arguments)}
+             "restart": lambda: restart(arguments), "copies": lambda: copies(arguments), "idle": lambda: idle(arguments)}
     for name, part in parts.items():
         if not arguments.only or name in arguments.only.split(","):
             part()

@@ -90,6 +90,8 @@ TEST_F(TrioTest, AMemberThatIsStoppedAgainAndAgainIsGivenMoreTime) {
   ASSERT_TRUE(replication::is_member(view, all[1].core->self()));
   const replication::Member other = view.sync.back();
   ASSERT_NE(other, view.primary);
+  (void)ask(static_cast<std::size_t>(view.primary.instance), Operation::lookup("k"));  // where there is nothing to do it would be
+  run(200ms);
   paused = {static_cast<std::size_t>(other.instance)};
   run(250ms);
   EXPECT_FALSE(replication::contains(view.sync, other));

@@ -391,7 +391,7 @@ constexpr base::Time at(int ms) { return base::Time(std::chrono::milliseconds(ms
 TEST(Channel, AnAnswerNamesWhatWasLeftSince) {
   Channel leader, follower;
   follower.depart(PartitionId{3}, Epoch{7});
-  follower.on_beacon(at(100), leader.seen());
+  follower.on_beacon(at(100), leader.seen(), at(100));
   PeerMessage answer;
   follower.answer(answer);
   leader.on_answer(answer.answered, answer.generation, answer.departures);
@@ -400,7 +400,7 @@ TEST(Channel, AnAnswerNamesWhatWasLeftSince) {
   EXPECT_TRUE(leader.has_left(PartitionId{3}, Epoch{6}));
   EXPECT_FALSE(leader.has_left(PartitionId{3}, Epoch{8}));
   EXPECT_FALSE(leader.has_left(PartitionId{4}, Epoch{7}));
-  follower.on_beacon(at(200), leader.seen());  // it is known now, and need not be said again
+  follower.on_beacon(at(200), leader.seen(), at(200));  // it is known now, and need not be said again
   PeerMessage second;
   follower.answer(second);
   EXPECT_TRUE(second.departures.empty());
@@ -433,17 +433,48 @@ TEST(Channel, ARoundTripIsTheLongestOfLateButNotThatOfWhoDidNotRun) {
 
 TEST(Channel, ADepartureIsSaidUntilItIsKnown) {
   Channel leader, follower;
-  follower.on_beacon(at(100), 0);
+  follower.on_beacon(at(100), 0, at(100));
   PeerMessage lost, first;
   follower.depart(PartitionId{1}, Epoch{2});
   follower.answer(lost);
-  follower.on_beacon(at(140), leader.seen());
+  follower.on_beacon(at(140), leader.seen(), at(140));
   follower.answer(first);
   EXPECT_EQ(first.departures.size(), 1u);
   leader.on_answer(first.answered, first.generation, first.departures);
   leader.on_answer(at(100), 0, {});  // an older answer comes late and changes nothing
   EXPECT_EQ(leader.answered(), at(140));
   EXPECT_TRUE(leader.has_left(PartitionId{1}, Epoch{2}));
+}
+
+// Without anything between the two beacons come further and further apart, and silence is borne for as much longer; and no more than that.
+TEST(Channel, WhoHasNothingToSayIsGivenTimeAndNoMore) {
+  constexpr Channel::Beat kBeat{std::chrono::milliseconds(40), std::chrono::milliseconds(160)};
+  const auto ms = [](int n) { return base::Duration(std::chrono::milliseconds(n)); };
+  Channel sender, listener;
+  sender.begin_beacons();
+  int now = 100;
+  std::vector<int> pauses;
+  for (int i = 0; i < 5; i++) {
+    sender.on_beacon_sent(at(now), false, kBeat);
+    listener.on_beacon(at(now), 0, at(now));
+    (void)listener.hear(at(now), ms(1000));
+    (void)sender.hear(at(now + 1), ms(1000));  // its answer
+    const int next = static_cast<int>((sender.next_beacon() - at(0)) / ms(1));
+    pauses.push_back(next - now);
+    EXPECT_GE(listener.leisure(at(now), kBeat) + 2 * kBeat.full, ms(next - now)) << "the next is not expected in time";
+    EXPECT_EQ(sender.leisure(at(now + 1), kBeat), pauses.back() == 40 ? ms(0) : ms(pauses.back() - 1));
+    now = next;
+  }
+  EXPECT_EQ(pauses, (std::vector{40, 80, 160, 160, 160}));
+  // From now on nothing is answered: silence counts from the first beacon that was not, whatever goes after it.
+  sender.on_beacon_sent(at(now), false, kBeat);
+  EXPECT_EQ(sender.leisure(at(now), kBeat), ms(159));
+  sender.on_beacon_sent(at(now + 160), false, kBeat);
+  EXPECT_EQ(sender.leisure(at(now + 160), kBeat), ms(159));
+  sender.on_beacon_sent(at(now + 200), true, kBeat);
+  EXPECT_EQ(sender.leisure(at(now + 200), kBeat), ms(159));
+  (void)sender.hear(at(now + 201), ms(1000));
+  EXPECT_EQ(sender.leisure(at(now + 201), kBeat), ms(0)) << "at the full rate nobody is given more time";
 }
 
 // --- the balancer ---

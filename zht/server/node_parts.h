@@ -75,7 +75,7 @@ struct Node::Parts final : net::FrameHandler {
   Strangers strangers;  // by node number
   std::set<std::pair<std::uint64_t, std::uint64_t>> begun_anew;  // founders and the folders they asked with; said once of each
   std::set<std::uint64_t> replaced;  // nodes that serve with another folder than they had; said once of each
-  base::Time next_look{};
+  base::Time next_look{}, next_count_of_living{};
   std::uint64_t memory_limit = 0;  // of the instances together; 0: none
   base::Time next_count{};         // of the files
   std::uint64_t folder_bytes = 0;
@@ -154,6 +154,7 @@ struct Node::Parts final : net::FrameHandler {
   void hand_over();
   void look_whether_empty();
   void look_around(base::Time now);
+  void look_who_lives(base::Time now);
   void inform_witness(bool in_order);
   void tell_safety();
   void look_for_room();

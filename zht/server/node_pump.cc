@@ -115,6 +115,7 @@ void Node::Parts::pump() {
   }
   if (!joining.empty()) answer_joining(now);
   if (now >= next_look) look_around(now);
+  else if (now >= next_count_of_living) look_who_lives(now);
   plan_tick(now);
 }
 
@@ -131,7 +132,8 @@ void Node::Parts::begin_ticks() {
 
 // Who is there, and where.
 void Node::Parts::look_around(base::Time now) {
-  next_look = now + std::chrono::milliseconds(200);
+  const bool settled = !leaving && !stopping && (safety == "safe" || cluster->alone(now));
+  next_look = now + std::chrono::milliseconds(settled ? 1000 : 200);
   std::map<InstanceId, std::string> where = founders_instances(identity.founding);
   for (const auto& [info, lives] : cluster->nodes(now)) {
     wire::NodeAbout about;
@@ -143,16 +145,25 @@ void Node::Parts::look_around(base::Time now) {
     for (const wire::Instance& one : about.instances())
       if (!one.tcp().empty() && node_of(InstanceId{one.id()}) == static_cast<std::uint64_t>(info->node)) where[InstanceId{one.id()}] = one.tcp();
   }
-  ClusterNews news;
-  if (auto found = cluster->candidates(now); found != candidates) news.candidates = candidates = std::move(found);
-  if (auto found = cluster->sites(); found != sites) news.sites = sites = std::move(found);
-  if (where != addresses) news.addresses = addresses = std::move(where);
-  if (news.candidates || news.sites || news.addresses) tell_all(std::move(news));
+  if (where != addresses) {
+    ClusterNews news;
+    news.addresses = addresses = std::move(where);
+    tell_all(std::move(news));
+  }
+  look_who_lives(now);
   remember_others();
   inform_witness(false);
   look_for_room();
   tell_safety();
   look_whether_empty();
+}
+
+void Node::Parts::look_who_lives(base::Time now) {
+  next_count_of_living = now + std::chrono::milliseconds(200);
+  ClusterNews news;
+  if (auto found = cluster->candidates(now); found != candidates) news.candidates = candidates = std::move(found);
+  if (auto found = cluster->sites(); found != sites) news.sites = sites = std::move(found);
+  if (news.candidates || news.sites) tell_all(std::move(news));
 }
 
 // A node whose disk is nearly full, or whose store failed, is no place for more copies: it says so to all, and they choose others.

@@ -17,6 +17,7 @@ struct Place {
   bool room = true;      // may take more, and lead more
   std::uint64_t node = 0;  // two copies are never on one
   bool stopping = false;   // ends for a while
+  bool operator==(const Place&) const = default;
 };
 
 struct BalanceOptions {

@@ -45,7 +45,9 @@ class Channel {
     std::erase_if(departures_, [&](const Departure& one) { return one.partition == partition; });
     departures_.push_back({++generation_, partition, epoch});
   }
-  void on_beacon(base::Time stamp, std::uint64_t seen) {
+  void on_beacon(base::Time stamp, std::uint64_t seen, base::Time now) {
+    if (beacon_heard_ != base::Time{}) gap_ = now - beacon_heard_;
+    beacon_heard_ = now;
     if (seen > generation_) return;  // it was told of no such thing
     std::erase_if(departures_, [&](const Departure& one) { return one.generation <= seen; });
     to_answer_ = std::max(to_answer_, stamp);
@@ -70,6 +72,39 @@ class Channel {
     heard_ = std::max(heard_, now);
     return std::exchange(suspected_, false);
   }
+  // --- how often they speak ---
+  // While there is something between the two, beacons go at the full rate, `Beat::full` apart. When there is not, each pause is at most
+  // twice the one before it, up to `Beat::longest`: so whoever listens knows from the last pause how long the next one may be.
+  struct Beat {
+    base::Duration full{}, longest{};
+  };
+  void begin_beacons() { sends_ = true; }
+  void end_beacons() { sends_ = false; }
+  bool sends_beacons() const { return sends_; }
+  base::Time beacon_sent() const { return sent_; }
+  base::Time next_beacon() const { return next_beacon_; }
+  void on_beacon_sent(base::Time now, bool busy, Beat beat) {
+    const base::Duration passed = sent_ == base::Time{} ? base::Duration{} : now - sent_;
+    if (2 * passed > 3 * beat.full && heard_ >= asked_) asked_ = now;
+    sent_ = now;
+    next_beacon_ = now + (busy ? beat.full : std::clamp(2 * passed, beat.full, beat.longest));
+  }
+  // By how much longer than at the full rate it may say nothing and be well, counted from when it was heard. Whom this one sends
+  // beacons: until the first that goes after a pause, for it answers each. Who sends some: until the next may come. Whichever is sooner.
+  base::Duration leisure(base::Time now, Beat beat) const {
+    base::Duration longer = beat.longest;
+    bool known = false;
+    if (sends_ && sent_ != base::Time{}) {
+      known = true;
+      const bool pauses = 2 * (next_beacon_ - sent_) > 3 * beat.full;
+      longer = std::min(longer, asked_ > heard_ ? asked_ - heard_ : pauses ? next_beacon_ - heard_ : base::Duration{});
+    }
+    if (beacon_heard_ != base::Time{} && now - beacon_heard_ < 4 * beat.longest) {
+      known = true;
+      longer = std::min(longer, std::min(2 * gap_, beat.longest) - 2 * beat.full);
+    }
+    return known ? std::max(base::Duration{}, longer) : base::Duration{};
+  }
   // This instance did not run for so long: silence meanwhile says nothing of the other one.
   void excuse(base::Duration time, base::Time now) {
     if (heard_ != base::Time{}) heard_ = std::min(now, heard_ + time);
@@ -79,7 +114,10 @@ class Channel {
 
  private:
   base::Time first_heard_{}, heard_{}, unsteady_{};
-  bool suspected_ = false;
+  bool suspected_ = false, sends_ = false;
+  base::Time sent_{}, next_beacon_{}, beacon_heard_{};  // beacons, by this instance's clock
+  base::Time asked_{};    // the first beacon after a pause that nothing was heard after yet; or an earlier one
+  base::Duration gap_{};  // between the last two that were heard
   base::Time answered_{};
   base::Duration round_trip_{};
   base::Time excused_{};

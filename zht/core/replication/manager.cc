@@ -195,7 +195,7 @@ void Manager::tick(base::Time now) {
 
 base::Time Manager::next_due() const {
   if (!ended_.empty() || !intents_.empty()) return {};
-  return options_.balances ? std::min(next_gossip_, next_plan_) : next_gossip_;
+  return options_.balances && !rests_ ? std::min(next_gossip_, next_plan_) : next_gossip_;  // with which a plan comes
 }
 
 void Manager::gossip(base::Time now) {
@@ -312,6 +312,7 @@ std::set<PartitionId> Manager::touched(base::Time now) {
 }
 
 void Manager::plan(base::Time now) {
+  rests_ = true;
   if (!plans(now)) return intents_.clear();
   forget_hopeless(now);
   BalanceOptions balancing = options_.balancing;
@@ -322,7 +323,15 @@ void Manager::plan(base::Time now) {
   balancing.empties = 2 * balancing.moves - std::min(2 * balancing.moves, balancing.under_way.size());
   balancing.moves -= std::min(balancing.moves, balancing.under_way.size());
   planned_ = now;
-  for (Placed& one : balance(partitions(), places(now), balancing)) {
+  // Where nothing moves, of the same views and places the same plan would come: none.
+  std::vector<Place> living = places(now);
+  const bool still = balancing.moving.empty() && balancing.touched.empty() && intents_.empty();
+  if (still && no_plan_of_ == version() && living == places_) return;
+  std::vector<Placed> goals = balance(partitions(), living, balancing);
+  rests_ = still && goals.empty();
+  no_plan_of_ = rests_ ? version() : 0;
+  places_ = std::move(living);
+  for (Placed& one : goals) {
     send_goal(one);
     if (balancing.defects.has(Defect::forget_intents)) continue;
     intents_[one.partition] = {std::move(one.goal), view(one.partition), now, now, true};

@@ -172,6 +172,9 @@ class Manager {
   std::map<PartitionId, Intent> intents_;
   // By the planner: each partition's view as last seen, and since when. An operator's move is not undone while it is still under way.
   std::vector<Surplus> views_seen_;
+  bool rests_ = false;            // nothing moves, and the last plan was to move nothing
+  std::uint64_t no_plan_of_ = 0;  // version() of a table of which no goal came, with these:
+  std::vector<Place> places_;
   std::set<PartitionId> planned_moves_;  // what was under way at the last plan: its changes are the planner's own
   std::unordered_map<std::uint32_t, Tries> tries_;  // of wishes that are not granted yet, by partition
   // Keepers: when they were heard themselves, and what they will be told when they answer.

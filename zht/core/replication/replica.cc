@@ -468,7 +468,8 @@ base::Duration Replica::patience(Member peer, base::Duration least) const {
   const base::Time first = host_.channel(peer).first_heard();
   const bool starting = view_.epoch == Epoch{1} && (first == base::Time{} || host_.now() - first < least);
   // To attach takes two exchanges, of however long a way.
-  return std::max(host_.patience(least) + 2 * host_.channel(peer).round_trip(), starting ? host_.timing().founding : base::Duration{});
+  return std::max(host_.patience(least) + host_.leisure(peer) + 2 * host_.channel(peer).round_trip(),
+                  starting ? host_.timing().founding : base::Duration{});
 }
 
 // Whether the view is as good without `peer`, or soon will be: another has what it has, or can be taken in.
@@ -996,7 +997,7 @@ void Replica::continue_wish() {
 bool Replica::is_ready(Member peer) const {
   const Follower& follower = followers_.at(peer);
   return follower.attached && !follower.stuck && !follower.full && !follower.snapshot &&
-         follower.match + 8 >= end_.sequence && host_.now() - heard(peer, follower) < host_.timing().drop;
+         follower.match + 8 >= end_.sequence && host_.now() - heard(peer, follower) < host_.timing().drop + host_.leisure(peer);
 }
 
 // Whether `peer` can be made synchronous where nothing waits for that: it was not silent of late, so that changes will not wait for

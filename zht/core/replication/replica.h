@@ -27,7 +27,8 @@ struct Timing {
   base::Duration lease = std::chrono::milliseconds(200);   // a beacon that was answered lets reads be served this long
   base::Duration grace = std::chrono::milliseconds(230);   // a follower hears nothing this long, then asks for the place;
                                                            // more than lease times the worst drift between two clocks
-  base::Duration beacon = std::chrono::milliseconds(40);
+  base::Duration beacon = std::chrono::milliseconds(40);   // between beacons while there is something to do, and
+  unsigned leisure = 4;                                    // up to so many times that while there is nothing
   base::Duration drop = std::chrono::milliseconds(150);    // the primary drops a sync member silent this long,
                                                            // and a learner silent three times as long
   base::Duration retry = std::chrono::milliseconds(60);    // what was not answered is said again
@@ -123,6 +124,8 @@ class ReplicaHost {
   // How long another may be silent before it is taken for dead, where `least` is enough in good times.
   virtual base::Duration patience(base::Duration least) const = 0;
   virtual PeerMessage& message_to(InstanceId peer) = 0;  // of this round
+  // By how much longer than usual `peer` may be silent because there is nothing between the two.
+  virtual base::Duration leisure(Member peer) = 0;
   virtual base::Time last_beacon() const = 0;            // the last stamp given out
   virtual void want_beacon() = 0;                        // one at the end of this round
   virtual TailBytes& tails() = 0;

@@ -119,11 +119,14 @@ Channel& Replicator::channel_of(Member peer) {
 void Replicator::on_message(const PeerMessage& message) {
   if (failed_ || message.to != self_.instance || message.from.instance == self_.instance) return;
   Channel& channel = channel_of(message.from);
-  if (channel.hear(now_, timing_.drop)) note_mistake();
+  if (channel.hear(now_, timing_.drop + channel.leisure(now_, beat()))) note_mistake();
   // A beacon that was never sent is not answered: a lease on it would last until then.
   const bool answers = message.answered != base::Time{} && message.answering == self_ && message.answered <= last_beacon_;
   if (answers && channel.unsteady() == now_) keep_mistakes();  // it is one that should be heard with every beacon
-  if (message.beacon != base::Time{}) channel.on_beacon(message.beacon, message.seen);
+  if (message.beacon != base::Time{}) {
+    channel.on_beacon(message.beacon, message.seen, now_);
+    answer_due_ = true;
+  }
   if (answers) {
     channel.measure(message.answered, now_);
     channel.on_answer(message.answered, message.generation, message.departures);
@@ -167,7 +170,7 @@ void Replicator::keep_mistakes() {
 void Replicator::excuse_silence() {
   const base::Duration passed = ticked_ == base::Time{} ? base::Duration{} : now_ - ticked_;
   ticked_ = now_;
-  const base::Duration missed = passed - 2 * timing_.beacon;
+  const base::Duration missed = passed - (restless_.empty() ? 3 : 2) * timing_.beacon;  // see next_due()
   if (missed <= base::Duration{} || (neighbors_known_ && neighbors_.empty())) return;
   for (auto& [peer, channel] : channels_) channel.excuse(missed, now_);
   for (PartitionId partition : partitions_) replicas_[static_cast<std::uint32_t>(partition)].replica->excuse(missed);
@@ -185,8 +188,11 @@ void Replicator::find_neighbors() {
     }
     if (role == Replica::Role::sync || role == Replica::Role::learner) neighbors_[replica.view().primary].partitions.push_back(partition);
   }
+  for (auto& [peer, channel] : channels_) channel.end_beacons();
+  for (const auto& [peer, neighbor] : neighbors_)
+    if (neighbor.follows) channels_[peer].begin_beacons();
   neighbors_known_ = true;
-  next_silence_ = {};
+  next_silence_ = next_beacon_ = {};
 }
 
 // Silence is seen here, for all partitions that are shared with a neighbor together: those that have to do with one that says nothing
@@ -197,9 +203,10 @@ void Replicator::look_for_silence() {
   const base::Duration shortest = std::min(timing_.drop, timing_.grace);
   next_silence_ = base::Time::max();
   for (const auto& [peer, neighbor] : neighbors_) {
-    const base::Time heard = channels_[peer].heard();
-    next_silence_ = std::min(next_silence_, heard + shortest);
-    if (now_ - heard < shortest) continue;
+    const Channel& channel = channels_[peer];
+    const base::Time suspicious = channel.heard() + shortest + channel.leisure(now_, beat());
+    next_silence_ = std::min(next_silence_, suspicious);
+    if (now_ < suspicious) continue;
     for (PartitionId partition : neighbor.partitions) activate(partition, replicas_[static_cast<std::uint32_t>(partition)]);
   }
 }
@@ -208,8 +215,8 @@ base::Time Replicator::next_due() const {
   if (failed_) return next_farewell_;
   if (!active_.empty() || !restless_.empty() || !neighbors_known_ || beacon_wanted_ || !is_idle()) return {};
   if (neighbors_.empty()) return base::Time::max();
-  // Not later than the next beacon: who was stopped tells that by the time that has passed since the last tick.
-  return std::min({next_silence_, next_beacon_, ticked_ + timing_.beacon});
+  // Not much later than the last tick: who was stopped tells that by the time that has passed since.
+  return std::min({next_silence_, next_beacon_, ticked_ + 2 * timing_.beacon});
 }
 
 void Replicator::tick() {
@@ -264,6 +271,8 @@ void Replicator::finish(base::Time now) {
   now_ = std::max(now_, now);
   if (failed_) return;
   if (tails_.all > timing_.all_tails_bytes + tails_.uncommitted) trim_tails();
+  stamped_ = false;
+  if (!active_.empty()) note_busy();
   done_.clear();
   std::erase_if(active_, [&](PartitionId partition) {
     Slot& slot = replicas_[static_cast<std::uint32_t>(partition)];
@@ -277,8 +286,12 @@ void Replicator::finish(base::Time now) {
     return true;
   });
   send_beacons();
-  for (auto& [peer, channel] : channels_)
-    if (channel.answer_due()) answer_beacon(peer, channel);
+  if (!std::exchange(answer_due_, false)) return;
+  for (auto& [peer, channel] : channels_) {
+    if (!channel.answer_due()) continue;
+    answer_beacon(peer, channel);
+    answer_due_ = answer_due_ || channel.answer_due();  // of two lives of an instance one waits
+  }
 }
 
 // Two incarnations of one instance may both wait for an answer, an old message that comes late from the dead one: it gets
@@ -288,22 +301,39 @@ void Replicator::answer_beacon(Member peer, Channel& channel) {
   if (message.answered != base::Time{} && message.answering > peer) return;
   message.answering = peer;
   channel.answer(message);
+  // Beacons that would be due soon go with answers: in each pair one of the two begins, and three messages do for both.
+  const base::Duration most = channel.next_beacon() - channel.beacon_sent();
+  if (channel.sends_beacons() && now_ - channel.beacon_sent() >= std::max(most / 2, timing_.beacon)) send_beacon(peer, channel);
+}
+
+// From the moment on when there is something to do, beacons go at their full rate.
+void Replicator::note_busy() {
+  if (!is_busy()) next_beacon_ = next_silence_ = {};
+  busy_at_ = now_;
 }
 
 void Replicator::send_beacons() {
   // One on demand, for reads without a lease, but not a storm of them.
-  const bool due = now_ >= next_beacon_ || (beacon_wanted_ && now_ - last_beacon_ >= std::chrono::milliseconds(1));
-  if (!due) return;
+  const bool demanded = beacon_wanted_ && now_ - last_beacon_ >= std::chrono::milliseconds(1);
+  if (!demanded && now_ < next_beacon_) return;
   if (!neighbors_known_) find_neighbors();
-  next_beacon_ = now_ + timing_.beacon;
-  beacon_wanted_ = false;
-  last_beacon_ = std::max(now_, last_beacon_ + base::Duration(1));
+  if (demanded) beacon_wanted_ = false;
+  next_beacon_ = base::Time::max();
   for (const auto& [peer, neighbor] : neighbors_) {
     if (!neighbor.follows) continue;
-    PeerMessage& message = message_to(peer.instance);
-    message.beacon = last_beacon_;
-    message.seen = channels_[peer].seen();
+    Channel& channel = channels_[peer];
+    const bool due = now_ >= channel.next_beacon() || (is_busy() && now_ - channel.beacon_sent() >= timing_.beacon);
+    if (demanded || due) send_beacon(peer, channel);
+    next_beacon_ = std::min(next_beacon_, is_busy() ? channel.beacon_sent() + timing_.beacon : channel.next_beacon());
   }
+}
+
+void Replicator::send_beacon(Member peer, Channel& channel) {
+  if (!std::exchange(stamped_, true)) last_beacon_ = std::max(now_, last_beacon_ + base::Duration(1));
+  channel.on_beacon_sent(now_, is_busy(), beat());
+  PeerMessage& message = message_to(peer.instance);
+  message.beacon = last_beacon_;
+  message.seen = channel.seen();
 }
 
 void Replicator::fail() {

@@ -104,7 +104,8 @@ class Replicator final : public ReplicaHost {
   // Nothing is under way and nothing to say: a round in which only partitions that are alone were used ends without durable(),
   // and without finish() unless a beacon is due.
   bool is_idle() const {
-    return active_.empty() && messages_.empty() && released_.empty() && wishes_.empty() && news_.empty() && !beacon_wanted_;
+    return active_.empty() && messages_.empty() && released_.empty() && wishes_.empty() && news_.empty() && !beacon_wanted_ &&
+           !answer_due_;
   }
   bool is_active() const { return !active_.empty(); }  // something is under way, or was in this round
   bool is_beacon_due() const { return now_ >= next_beacon_ && (!neighbors_known_ || !neighbors_.empty()); }
@@ -123,6 +124,7 @@ class Replicator final : public ReplicaHost {
   Channel& channel(Member peer) override { return channels_[peer]; }
   base::Duration patience(base::Duration least) const override { return least * (1 << mistakes()); }
   PeerMessage& message_to(InstanceId peer) override;
+  base::Duration leisure(Member peer) override { return channels_[peer].leisure(now_, beat()); }
   base::Time last_beacon() const override { return last_beacon_; }
   void want_beacon() override { beacon_wanted_ = true; }
   // Requests wait while pieces are read here and written there: dozens of snapshots at once go on in turn, a piece a round.
@@ -144,7 +146,11 @@ class Replicator final : public ReplicaHost {
   void keep_mistakes();
   int mistakes() const;
   void trim_tails();
+  Channel::Beat beat() const { return {timing_.beacon, timing_.leisure * timing_.beacon}; }
+  bool is_busy() const { return now_ - busy_at_ < std::chrono::seconds(1); }
+  void note_busy();
   void send_beacons();
+  void send_beacon(Member peer, Channel& channel);
   void answer_beacon(Member peer, Channel& channel);
 
   const Member self_;
@@ -187,14 +193,14 @@ class Replicator final : public ReplicaHost {
   std::map<InstanceId, Site> sites_;
   std::uint64_t sites_version_ = 0;
   const std::function<std::uint64_t(InstanceId)> home_;
-  base::Time now_{}, last_beacon_{}, next_beacon_{}, next_farewell_{}, ticked_{};
+  base::Time now_{}, last_beacon_{}, next_beacon_{}, next_farewell_{}, ticked_{}, busy_at_{};
   base::WallTime wall_{};
   // Who was taken for dead and was not: each time all are given twice as long, up to four times. On a machine that has too much to
   // do views would change all the time else, and help nobody. That passes, a step in ten seconds without such a silence.
   int mistakes_ = 0;
   base::Time mistaken_at_{};
   std::uint64_t serial_ = 0, looks_ = 0;
-  bool beacon_wanted_ = false, failed_ = false, piece_sent_ = false;
+  bool beacon_wanted_ = false, failed_ = false, piece_sent_ = false, stamped_ = false, answer_due_ = false;
 };
 
 }  // namespace zht::replication
