@@ -134,6 +134,7 @@ class Services(unittest.TestCase):
         agent = self.user("matrix", "agent", "--slots", "4", stdout=subprocess.DEVNULL, stderr=open(self.cluster.path("agent.log"), "wb"))
         self.addCleanup(agent.wait)
         self.addCleanup(agent.kill)
+        wait_for(lambda: self.command("matrix", "run", "--", "true")[0] == 0, "the agent to serve")
         items = "".join(f"{n}\n" for n in range(TASKS)).encode()
         with open(self.cluster.path("items"), "wb") as file:
             file.write(items)
@@ -145,6 +146,7 @@ class Services(unittest.TestCase):
 
             def progress():
                 self.assertIsNone(agent.poll(), "the agent ended")
+                self.assertIn(mapping.poll(), (None, 0), self.read(self.cluster.path("err")))
                 return len(self.read(ran).split()) / TASKS if os.path.exists(ran) else 0
 
             self.trouble(progress)
