@@ -32,7 +32,7 @@ constexpr std::chrono::milliseconds kJustTold{2};
 constexpr std::chrono::seconds kLookForNameless{5};  // longer than kOpensNow
 constexpr Nanos kYoung = 10'000'000'000;  // how long an empty file is taken for one that is about to be written
 constexpr std::chrono::seconds kRememberLess{1};
-constexpr int kRememberLessShare = 50;  // of the time, one part
+constexpr int kRememberLessShare = 10;  // of the time, one part
 constexpr std::chrono::minutes kTroubleWindow{1};
 constexpr unsigned kTroublesTold = 10;  // a window
 

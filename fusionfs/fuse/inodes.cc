@@ -7,6 +7,7 @@ namespace {
 
 constexpr std::size_t kBlock = 16;                             // what the allocator adds to each
 constexpr std::size_t kNode = 6 * sizeof(void*) + 3 * kBlock;  // of a map, and its place in the map's table
+constexpr std::size_t kManyInodes = 1000;                      // of one slice
 
 std::size_t bytes_of(const std::string& text) { return text.capacity() < sizeof text / 2 ? 0 : text.capacity() + kBlock; }
 
@@ -35,14 +36,14 @@ bool idle(const MountedInode& inode, base::Time now, base::Time before) {
 std::shared_ptr<MountedInode> InodeTable::find(InodeId inode) const {
   const Slice& at = slice(inode);
   const std::lock_guard lock(at.mutex);
-  const auto found = at.inodes.find(raw(inode));
-  return found == at.inodes.end() ? nullptr : found->second.inode;
+  const auto found = at.nodes->inodes.find(raw(inode));
+  return found == at.nodes->inodes.end() ? nullptr : found->second.inode;
 }
 
 std::shared_ptr<MountedInode> InodeTable::get(InodeId inode, std::uint64_t more_lookups) {
   Slice& at = slice(inode);
   const std::lock_guard lock(at.mutex);
-  Known& found = at.inodes[raw(inode)];
+  Known& found = at.nodes->inodes[raw(inode)];
   if (!found.inode) {
     found.inode = std::make_shared<MountedInode>(inode);
     found.inode->unsure_until = found.unsure_until;
@@ -55,8 +56,8 @@ void InodeTable::forget(InodeId inode, std::uint64_t lookups) {
   {
     Slice& at = slice(inode);
     const std::lock_guard lock(at.mutex);
-    const auto found = at.inodes.find(raw(inode));
-    if (found == at.inodes.end()) return;
+    const auto found = at.nodes->inodes.find(raw(inode));
+    if (found == at.nodes->inodes.end()) return;
     found->second.lookups -= std::min(lookups, found->second.lookups);
   }
   trim(inode);
@@ -66,14 +67,16 @@ void InodeTable::trim(InodeId inode) {
   Slice& at = slice(inode);
   std::shared_ptr<MountedInode> last;  // destroyed after the lock is released: that may close files
   const std::lock_guard lock(at.mutex);
-  const auto found = at.inodes.find(raw(inode));
-  if (found == at.inodes.end() || found->second.lookups > 0) return;
+  const auto found = at.nodes->inodes.find(raw(inode));
+  if (found == at.nodes->inodes.end() || found->second.lookups > 0) return;
   if (found->second.inode) {
     const std::lock_guard inner(found->second.inode->mutex);
     if (found->second.inode->opens > 0 || found->second.inode->dirty || found->second.inode->in_flight) return;
   }
   last = std::move(found->second.inode);
-  at.inodes.erase(found);
+  at.nodes->inodes.erase(found);
+  // The pool keeps what its largest table took.
+  if (at.nodes->inodes.empty() && at.nodes->inodes.bucket_count() > kManyInodes) at.nodes = std::make_unique<Nodes>();
 }
 
 void InodeTable::opened(InodeId inode) {
@@ -107,7 +110,7 @@ std::vector<std::shared_ptr<MountedInode>> InodeTable::all() const {
   std::vector<std::shared_ptr<MountedInode>> list;
   for (const Slice& at : slices_) {
     const std::lock_guard lock(at.mutex);
-    for (const auto& [id, known] : at.inodes) {
+    for (const auto& [id, known] : at.nodes->inodes) {
       if (known.inode) list.push_back(known.inode);
     }
   }
@@ -118,7 +121,7 @@ std::size_t InodeTable::size() const {
   std::size_t sum = 0;
   for (const Slice& at : slices_) {
     const std::lock_guard lock(at.mutex);
-    sum += at.inodes.size();
+    sum += at.nodes->inodes.size();
   }
   return sum;
 }
@@ -127,8 +130,8 @@ std::size_t InodeTable::bytes() const {
   std::size_t sum = 0;
   for (const Slice& at : slices_) {
     const std::lock_guard lock(at.mutex);
-    sum += at.inodes.size() * kNode;
-    for (const auto& [id, known] : at.inodes) {
+    sum += at.nodes->inodes.size() * kNode;
+    for (const auto& [id, known] : at.nodes->inodes) {
       if (!known.inode) continue;
       const std::lock_guard inner(known.inode->mutex);
       sum += bytes_of(*known.inode);
@@ -142,7 +145,7 @@ std::size_t InodeTable::drop_idle(base::Time now, base::Time before, base::Durat
   for (Slice& at : slices_) {
     std::vector<std::shared_ptr<MountedInode>> dropped;  // destroyed after the lock is released
     const std::lock_guard lock(at.mutex);
-    for (auto& [id, known] : at.inodes) {
+    for (auto& [id, known] : at.nodes->inodes) {
       // Who has a reference of its own may be about to change it; a new one is given under this lock only.
       if (!known.inode || known.inode.use_count() > 1) continue;
       {

@@ -6,6 +6,7 @@
 #include <coroutine>
 #include <map>
 #include <memory>
+#include <memory_resource>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -152,9 +153,14 @@ class InodeTable {
     base::Time unsure_until{};  // the inode's, when it is made again
     std::shared_ptr<MountedInode> inode;
   };
+  // In pages of their own: what lies between inodes that are let go of would keep these pages from going back to the system.
+  struct Nodes {
+    std::pmr::unsynchronized_pool_resource pool;
+    std::pmr::unordered_map<std::uint64_t, Known> inodes{&pool};
+  };
   struct Slice {
     mutable std::mutex mutex;
-    std::unordered_map<std::uint64_t, Known> inodes;  // guarded by mutex
+    std::unique_ptr<Nodes> nodes = std::make_unique<Nodes>();  // guarded by mutex
   };
   Slice& slice(InodeId inode) { return slices_[(raw(inode) ^ raw(inode) >> kCounterBits) % slices_.size()]; }
   const Slice& slice(InodeId inode) const {
