@@ -44,6 +44,7 @@ void Retries::looked_up(std::uint32_t thread, InodeId inode) {
   const auto walk = walks_.find(thread);
   if (walk == walks_.end()) return;
   walk->second.just_told = false;
+  walk->second.at = clock_.now();
   if (walk->second.found.size() < kMostFound) walk->second.found.push_back(inode);
 }
 

@@ -40,17 +40,18 @@ class Retries {
   void answered(std::uint32_t thread, Request request = Request::other);
 
  private:
-  // A call that was told ESTALE comes back at once or, if it is refused on its way (EACCES), never.
-  static constexpr std::chrono::seconds kComesBack{2};
+  // A call that was told ESTALE comes back at once or, if it is refused on its way (EACCES), never. What it then looks up tells it from
+  // others: so it may take as long as a busy store does.
+  static constexpr std::chrono::seconds kComesBack{2}, kGoesOn{20};
   static constexpr std::size_t kMostThreads = 1024;
   static constexpr std::size_t kMostFound = 64;  // parts of a path; of a longer one, any inode may be the call's
   struct Walk {
-    base::Time at{};
+    base::Time at{};  // of its last step
     bool just_told = true;
     Request request = Request::other;
     std::vector<InodeId> found{};  // by LOOKUPs since it was told
   };
-  bool late(const Walk& walk) const { return clock_.now() - walk.at > kComesBack; }
+  bool late(const Walk& walk) const { return clock_.now() - walk.at > (walk.found.empty() ? kComesBack : kGoesOn); }
   bool same_call(const Walk& walk, Request request, InodeId inode) const;
 
   const base::Clock& clock_;
