@@ -5,6 +5,7 @@ import os
 import socket
 import sys
 import threading
+import time
 import unittest
 
 import harness
@@ -125,6 +126,24 @@ class Redis(unittest.TestCase):
     def memory(self):
         with open(f"/proc/{self.box.node_pid()}/status", encoding="ascii") as file:
             return next(int(line.split()[1]) for line in file if line.startswith("VmRSS")) / 1024  # MiB
+
+    def test_a_key_is_gone_when_its_time_is_over(self):
+        connection = self.connect()
+        began = time.monotonic()
+        self.assertEqual(self.ask(connection, "SET", "brief", "1", "PX", 1500), b"+OK\r\n")
+        self.assertEqual(self.ask(connection, "SET", "lasting", "1", "EX", 1000), b"+OK\r\n")
+        if time.monotonic() - began < 1:
+            self.assertEqual(self.ask(connection, "SET", "brief", "2", "NX"), b"$-1\r\n")
+        self.box.run("zht", "insert", "--ttl", "1500ms", "native", "1")
+        waiting = self.connect()
+        waiting.sendall(b"ZHT.CALLBACK brief 60000 ABSENT\r\n")
+        for ask in (lambda: self.ask(connection, "GET", "brief") == b"$-1\r\n",
+                    lambda: self.box.run("zht", "lookup", "native", expect=None) and self.box.status == 3):
+            wait_for(ask, "the end of its time", 30)
+        self.assertGreater(time.monotonic() - began, 1.4)
+        self.assertEqual(self.ask(connection, "SET", "brief", "2", "NX"), b"+OK\r\n")
+        self.assertEqual(self.ask(connection, "GET", "lasting"), b"$1\r\n1\r\n")
+        self.assertTrue(self.reply(waiting), "who waits is told")
 
     # Redis's own tools and clients --------------------------------------------------------------------------------------
 
