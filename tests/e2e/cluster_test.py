@@ -265,7 +265,7 @@ class ClusterTest(ClusterCase):
             ones = self.box.json("zht", "status", "--json", "--cluster", node.address)["instances"]
             return all(one["leases"] == one["partitions"] and one["behind"] == one["sending"] == one["receiving"] == 0 for one in ones)
         wait_for(lambda: all(map(calm, cluster.nodes)), "a lease for everything, and nobody behind", SLOW)
-        back = (*died, rf"info zht\.view .*{re.escape(old)}2 learns",
+        back = (*died, rf"info zht\.view .*{re.escape(old)}\d+ learns",
                 r"info zht\.safety .*data are safe")
         wait_for(lambda: tells(story(cluster.nodes[1:]), *back), "the story of its return", SLOW)
         for node in cluster.nodes:  # nobody is told of what did not happen

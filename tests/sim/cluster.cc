@@ -99,6 +99,14 @@ Cluster::Cluster(std::uint64_t seed, const RunOptions& run) : random(seed * 2 + 
     always = true;
     rot_allowed_ = false;
   }
+  if (options.emphasis == RunOptions::Emphasis::old_copies) {  // folders are copied, and put back after a kill
+    always = true;
+    rot_allowed_ = false;
+    timing.sync_copies = std::max<std::size_t>(timing.sync_copies, 2);
+    weigh(Fault::crash_primary, 4);
+    weigh(Fault::failing_disk, 0);
+    weigh(Fault::come_and_go, 0);
+  }
   if (options.emphasis == RunOptions::Emphasis::refusals) {  // few keys, many refusals, and answers that come late
     partition_count = 1;
     pace_ = 0.5;
@@ -136,6 +144,11 @@ RunResult Cluster::run() {
   stop_faults = static_cast<Micros>(options.seconds * static_cast<double>(sec));
   work_until = stop_faults + 2500 * ms;
   const Micros end = work_until + 8 * sec;
+  if (options.scenario != RunOptions::Scenario::faults) {
+    loss_ = repeat_ = crash_point_ = round_pause = 0;
+    rot_allowed_ = false;
+    tail_ = 400;
+  }
   for (int i = 0; i < kSeeds; i++) nodes[static_cast<std::size_t>(i)].start();
   for (int i = 0; i < kClients; i++) at(between(random, 0, 20 * ms), [this, i] { clients[static_cast<std::size_t>(i)].next(); });
   if (options.emphasis == RunOptions::Emphasis::starved) {
@@ -147,12 +160,14 @@ RunResult Cluster::run() {
   } else if (options.scenario == RunOptions::Scenario::faults) {
     at(between(random, 50 * ms, 300 * ms), [this] { fault(); });
   } else {
-    loss_ = repeat_ = crash_point_ = round_pause = 0;
-    rot_allowed_ = false;
-    tail_ = 400;
     at(1 * sec + between(random, 0, 200 * ms), [this] { crash(home(latest_[0].primary.instance), false); });
   }
   if (options.emphasis == RunOptions::Emphasis::disaster) at(between(random, 800 * ms, stop_faults), [this] { destroy(); });
+  if (options.emphasis == RunOptions::Emphasis::old_copies) {
+    at(between(random, 50 * ms, 200 * ms), [this] { copy_folders(); });
+    at(stop_faults + 2500 * ms, [this] { operate(); });  // two faults at once may need a person: seldom
+    if (random.chance(0.5)) at(between(random, stop_faults / 2, stop_faults - 200 * ms), [this] { put_all_back(); });
+  }
   if (options.emphasis == RunOptions::Emphasis::lost_keepers) at(between(random, 800 * ms, stop_faults), [this] { destroy_keepers(); });
   at(stop_faults, [this] { heal(); });
   at(work_until + 500 * ms, [this] { clients.back().read_all(); });
@@ -175,6 +190,8 @@ void Cluster::send(int from, int to, Packet packet) {
     for (const SnapshotPiece& piece : peer->pieces) result.snapshots += piece.last;
   if (from != to && cut_.contains({from, to})) return happened(cut_.contains({to, from}) ? Happened::cut_both_ways : Happened::cut_one_way);
   if (from != to && random.chance(loss_)) return happened(Happened::dropped);
+  if (auto* const message = std::get_if<ManagerMessage>(&packet); message != nullptr && options.instances)
+    message->life = nodes[static_cast<std::size_t>(from)].incarnation;
   const auto shared = std::make_shared<const Packet>(std::move(packet));
   if (options.messages) tell(from, to, *shared);
   const int copies = from != to && random.chance(repeat_) ? 2 : 1;
@@ -254,17 +271,17 @@ void Cluster::look_for_losses() {
 
 // The worst moments to die are just after something became durable.
 void Cluster::crash_point(int node) {
-  if (crash_point_ == 0 || now >= stop_faults || !random.chance(crash_point_)) return;
+  if (quiet_ || crash_point_ == 0 || now >= stop_faults || !random.chance(crash_point_)) return;
   at(now + between(random, 0, 300), [this, node] { if (now < stop_faults) crash(node, power_ && random.chance(0.5)); });
 }
 
 bool Cluster::crash_now(int node) {
-  if (crash_point_ == 0 || now >= stop_faults || !random.chance(crash_point_ / 4)) return false;
+  if (quiet_ || crash_point_ == 0 || now >= stop_faults || !random.chance(crash_point_ / 4)) return false;
   at(now, [this, node] { crash(node, power_ && random.chance(0.7)); });
   return true;
 }
 
-bool Cluster::dies_opening() { return crash_point_ > 0 && now < stop_faults && now > 0 && random.chance(0.1); }
+bool Cluster::dies_opening() { return !quiet_ && crash_point_ > 0 && now < stop_faults && now > 0 && random.chance(0.1); }
 
 void Cluster::crash(int i, bool power) {
   Node& node = nodes[static_cast<std::size_t>(i)];
@@ -277,6 +294,7 @@ void Cluster::crash(int i, bool power) {
   if (power) look_for_losses();
   if (rot_allowed_) rot(i);
   if (rot_allowed_) rot_keeper(i, power);
+  if (options.emphasis == RunOptions::Emphasis::old_copies && random.chance(0.5)) put_back(i);
   const bool scenario = options.scenario != RunOptions::Scenario::faults;
   if (scenario ? options.scenario == RunOptions::Scenario::process_dies : !power && random.chance(0.4)) reaped(i, life, 5);
   Micros away = random.chance(0.4) ? between(random, 5 * ms, 100 * ms) : between(random, 100 * ms, 1500 * ms);
@@ -316,6 +334,8 @@ void Cluster::rot_keeper(int i, bool power) {
   if (!keeps(i) || keepers.size() < 3 || !random.chance(0.3)) return;
   for (const auto& [node, when] : keeper_rot_)
     if (when + 1 >= config) return;
+  for (const Node& other : nodes)
+    if (keeps(other.number()) && other.voted() != config) return;  // it has not been given its registers yet
   Node& node = nodes[static_cast<std::size_t>(i)];
   Stretch where{any_file(node.keeper_disk, "keeper", random)};
   where.size = std::min<std::size_t>(node.keeper_disk.contents(where.path).size(), 4096);  // the rest is not written yet, mostly
@@ -353,7 +373,7 @@ void Cluster::reaped(int node, std::uint64_t life, int times) {
 void Cluster::restart(int i) {
   Node& node = nodes[static_cast<std::size_t>(i)];
   if (node.up || node.removed) return;
-  if (!options.defects.has(Defect::same_incarnation)) node.incarnation++;
+  if (!options.defects.has(Defect::same_incarnation)) node.incarnation = next_life(node);
   node.disk.fail_syncs(false);
   node.keeper_disk.fail_syncs(false);
   happened(Happened::restarted);
@@ -361,7 +381,7 @@ void Cluster::restart(int i) {
 }
 
 void Cluster::fault() {
-  if (now >= stop_faults) return;
+  if (now >= stop_faults || quiet_) return;
   const bool loaded = options.emphasis == RunOptions::Emphasis::loaded;
   const Micros hold = random.chance(0.3) ? between(random, 10 * ms, 150 * ms) : between(random, 150 * ms, loaded ? 500 * ms : 1200 * ms);
   const auto any_node = [&] { return static_cast<int>(random.below(kNodes)); };
@@ -636,6 +656,8 @@ void Cluster::judge() {
     for (const View& view : latest_) where += " [" + to_string(view) + "]";
     for (int i = 0; i < kNodes; i++) {
       Node& node = nodes[static_cast<std::size_t>(i)];
+      if (node.up)
+        say("n%d: %s; its folder: %s", i, node.keepership->story().c_str(), node.sightings ? node.sightings->story().c_str() : "not asked about");
       for (std::uint32_t p = 0; p < partition_count && node.up; p++)
         for (Seat& seat : node.seats)
           if (Replica* const replica = seat.replicator->find(PartitionId{p}))

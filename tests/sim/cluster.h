@@ -23,7 +23,7 @@ struct RunOptions {
   bool messages = false;  // ... and what instances say to each other
   // What the world does most: chance alone takes long to find some defects.
   enum class Emphasis : std::uint8_t {
-    none, power, stalls, loaded, refusals, keepers, rot, disaster, lost_keepers, starved
+    none, power, stalls, loaded, refusals, keepers, rot, disaster, lost_keepers, starved, old_copies
   } emphasis = Emphasis::none;
   // One clean crash instead of faults: how long does nothing work?
   enum class Scenario : std::uint8_t { faults, node_dies, process_dies } scenario = Scenario::faults;
@@ -44,6 +44,7 @@ struct RunResult {
   // Lost keepers: how often a node went on alone, and in how many partitions it had not heard of the newest view: those are not
   // judged any more.
   std::uint64_t kept_alone = 0, undone = 0;
+  std::uint64_t put_back = 0, all_put_back = 0;  // old copies: folders of one node; of all, each from another time
   bool sole_copy_lost = false;  // the world destroyed the last copy of a partition: that one is not judged any more
 };
 

@@ -40,7 +40,14 @@ void Node::start() {
   for (int i = 0; i < kSeeds; i++) peers.push_back(NodeId{static_cast<std::uint64_t>(i)});
   NodeInfo info{options.self, incarnation << 32, own, rack, !full_, leaving};
   manager = std::make_unique<Manager>(options, info, views, peers, world_.random.next());
+  begin_sightings();
   KeepershipOptions keeping;
+  if (sightings) {
+    keeping.may_vote = [this] { return sightings->verdict() != Sightings::Verdict::waits; };
+    keeping.trusts = [this](NodeId node, std::uint64_t life) { return sightings->trusts(node, life); };
+    keeping.outdated = sightings->outdated() != 0;
+    keeping.life = incarnation;
+  }
   keeping.self = options.self;
   keeping.partitions = world_.partition_count;
   keeping.config = config_;
@@ -68,6 +75,7 @@ void Node::start() {
       world_.happened(Happened::keeper_lost);
     }
   }
+  use_sightings();
   for (Seat& seat : seats)
     seat.round([&] {
       seat.replicator->set_sites(manager->sites());
@@ -125,6 +133,7 @@ void Node::stop(bool power) {
   life_++;
   for (Seat& seat : seats) seat.close();
   keepership.reset();
+  sightings.reset();
   manager.reset();
   register_store_.reset();
   registers_.reset();
@@ -142,10 +151,12 @@ void Node::stop(bool power) {
     const std::uint64_t before = surface();
     disk.crash(world_.random);
     keeper_disk.crash(world_.random);
+    own_disk.crash(world_.random);
     if (surface() != before) world_.happened(Happened::unsynced_lost);
   } else {
     disk.kill();
     keeper_disk.kill();
+    own_disk.kill();
   }
 }
 
@@ -155,9 +166,12 @@ void Node::tick() {
     NodeInfo& info = manager->self();
     info.room = !full_;
     info.leaving = leaving;
-    if (std::min(manager->next_due(), keepership->next_due()) <= now()) {
+    base::Time due = std::min(manager->next_due(), keepership->next_due());
+    if (sightings) due = std::min(due, sightings->next_due());
+    if (due <= now()) {
       manager->tick(now());
       keepership->tick(now());
+      keep_sightings();
     }
     const std::uint64_t life = life_;
     for (Seat& seat : seats) {
@@ -193,6 +207,10 @@ void Node::deliver(int from, const PacketPtr& packet) {
   if (std::holds_alternative<GetViews>(*packet)) world_.send(id_, from, Views{manager->views()});
   if (const auto* message = std::get_if<ManagerMessage>(packet.get())) {
     manager->on_message(*message, now());
+    if (sightings) {
+      sightings->on_message(*message, now());
+      tell_verdict();
+    }
     keepership->on_message(*message, now());
   }
   after_turn();

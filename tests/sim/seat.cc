@@ -59,6 +59,7 @@ bool Seat::open_instance() {
   options.id = id();
   options.clustered = true;
   options.incarnation = node_.incarnation;
+  options.outdated = node_.remembered().outdated;
   options.boot = "boot " + std::to_string(node_.boot);
   options.durability = world_.always ? core::Durability::always : core::Durability::interval;
   options.segment_size = world_.options.emphasis == RunOptions::Emphasis::rot ? 1 << 12 : 1 << 13;

@@ -23,6 +23,7 @@
 #include "tests/sim/sim_store.h"
 #include "zht/core/instance.h"
 #include "zht/core/replication/keepership.h"
+#include "zht/core/replication/sightings.h"
 
 namespace zht::sim {
 
@@ -136,16 +137,37 @@ class Node {
   bool removed = false;  // its machine is gone, and nobody starts it
   Micros paused_until = 0;
   std::map<std::uint64_t, Micros> ended;  // by incarnation: when
-  base::MemoryFiles disk, keeper_disk;
+  base::MemoryFiles disk, keeper_disk, own_disk;  // the last: what the node remembers of itself and of others
   std::uint64_t incarnation = 1, boot = 1;
   std::uint32_t rack = 0;
   bool is_full() const { return full_; }
+  std::uint64_t voted() const { return voted_; }
+  std::uint64_t knows_config() const { return config_; }
   void set_full(bool full);
   std::deque<Seat> seats;
   std::unique_ptr<Manager> manager;
   std::unique_ptr<Keepership> keepership;
+  std::unique_ptr<Sightings> sightings;  // not with the bare protocol
+  // old_copies.cc
+  SightingsState remembered() const;  // as its disk has it
+  void copy_folder();
+  // Puts an older copy of the folder back, if there is one that `may` be; it is given what that copy remembers.
+  bool put_back(const std::function<bool(const SightingsState&)>& may);
 
  private:
+  // What `cp -a` of its data folder makes.
+  struct FolderCopy {
+    Micros at = 0;
+    std::map<std::string, std::string> disk, keeper_disk, own_disk;
+    std::uint64_t incarnation = 0, config = 0, voted = 0;
+    std::vector<NodeId> keepers;
+  };
+  std::deque<FolderCopy> copies_;
+  Sightings::Verdict told_verdict_ = Sightings::Verdict::waits;  // to the instances
+  void begin_sightings();
+  void keep_sightings();
+  void tell_verdict();
+  void use_sightings();
   Result<RegisterStore*> open_registers();
   bool load_registers();
   void die_opening();
@@ -273,6 +295,12 @@ class Cluster {
   void hear_one_first();
   void starve(int node);
   void interrupt_vote(int proposer, PartitionId partition);
+  // old_copies.cc
+  void copy_folders();
+  void put_back(int node);
+  void put_all_back();
+  void accept_loss();
+  std::uint64_t next_life(const Node& node) const;
   // operator.cc
   void destroy();
   void operate();
@@ -298,6 +326,7 @@ class Cluster {
   std::map<std::pair<std::uint32_t, std::uint64_t>, View> decided_;
   std::map<std::uint64_t, std::vector<NodeId>> decided_keepers_;
   std::optional<NodeId> deaf_;  // a keeper that was not told the latest decisions
+  bool quiet_ = false;  // no more faults
   std::map<int, std::uint64_t> keeper_rot_;  // by node: in which configuration of the keepers
 };
 

@@ -1,6 +1,7 @@
 // Runs simulated clusters: one seed, one run, repeated exactly.
 //   zht_sim --seeds 1000 [--from 1] [--defect NAME] [--seconds 5] [--verbose | --messages]
-//           [--protocol] [--power | --stalls | --loaded | --starved | --refusals | --keepers | --rot | --disaster | --lost-keepers]
+//           [--protocol] [--power | --stalls | --loaded | --starved | --refusals | --keepers | --rot | --disaster | --lost-keepers |
+//            --old-copies]
 //           [--node-dies | --process-dies]
 //   zht_sim ... --stats       what the world did to them, by kind
 //   zht_sim --list
@@ -39,6 +40,7 @@ int main(int argc, char** argv) {
     else if (flag == "--rot") options.emphasis = RunOptions::Emphasis::rot;
     else if (flag == "--disaster") options.emphasis = RunOptions::Emphasis::disaster;
     else if (flag == "--lost-keepers") options.emphasis = RunOptions::Emphasis::lost_keepers;
+    else if (flag == "--old-copies") options.emphasis = RunOptions::Emphasis::old_copies;
     else if (flag == "--protocol") options.instances = false;
     else if (flag == "--node-dies") options.scenario = RunOptions::Scenario::node_dies;
     else if (flag == "--process-dies") options.scenario = RunOptions::Scenario::process_dies;
@@ -46,7 +48,7 @@ int main(int argc, char** argv) {
       defect = value();
       const KnownDefect* const known = find_defect(defect);
       if (known == nullptr) return std::fprintf(stderr, "zht_sim: no defect \"%s\"; see --list\n", defect.c_str()), 2;
-      options.defects = {known->defect};
+      options.defects = known->all();
       options.instances = known->instances;
       options.emphasis = known->emphasis;
     } else if (flag == "--list") {
@@ -57,7 +59,7 @@ int main(int argc, char** argv) {
     } else {
       std::fprintf(stderr, "zht_sim --seeds N [--from N] [--defect NAME] [--seconds S] [--verbose | --messages] [--stats]\n"
                            "        [--protocol] [--power | --stalls | --loaded | --starved | --refusals | --keepers | --rot | --disaster |\n"
-                           "        --lost-keepers]\n"
+                           "        --lost-keepers | --old-copies]\n"
                            "        [--node-dies | --process-dies]\n"
                            "zht_sim --list\n");
       return flag == "--help" ? 0 : 2;
@@ -86,6 +88,8 @@ int main(int argc, char** argv) {
     sum.abandoned += one.abandoned;
     sum.kept_alone += one.kept_alone;
     sum.undone += one.undone;
+    sum.put_back += one.put_back;
+    sum.all_put_back += one.all_put_back;
     sum.happened += one.happened;
     gaps.push_back(one.longest_gap);
     bad += !one.violations.empty();
@@ -113,6 +117,9 @@ int main(int argc, char** argv) {
     std::printf("    %-36s %12llu\n", name_of(kind), count(sum.happened.of(kind)));
   }
   if (sum.disasters > 0) std::printf("    disasters %llu, partitions given up %llu\n", count(sum.disasters), count(sum.abandoned));
+  if (sum.put_back > 0)
+    std::printf("    older copies put back %llu, of all nodes %llu; partitions given up %llu\n", count(sum.put_back), count(sum.all_put_back),
+                count(sum.abandoned));
   if (sum.kept_alone > 0)
     std::printf("    kept alone %llu, partitions whose newest view was undone %llu\n", count(sum.kept_alone), count(sum.undone));
   for (const auto& [kind, seen] : kinds)

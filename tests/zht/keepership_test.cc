@@ -40,6 +40,7 @@ class KeepershipTest : public testing::Test {
     options.config = config;
     options.keepers = kThree;
     options.voted = voted;
+    options.life = kLife;
     options.note_voted = [this](std::uint64_t in) -> Result<void> {
       noted = in;
       return {};
@@ -71,6 +72,15 @@ class KeepershipTest : public testing::Test {
     message.keepers = keepers;
     hear(from, message);
   }
+  // As who knows it says it to this life.
+  void hear_answer(std::uint64_t from, std::uint64_t config, std::uint64_t life) {
+    ManagerMessage message;
+    message.life = 1;
+    message.config = config;
+    message.keepers = kThree;
+    message.answers = life;
+    hear(from, message);
+  }
   // All registers of one that voted in `source`, for those of `target`.
   ManagerMessage install(std::uint64_t source, std::uint64_t target) {
     ManagerMessage message;
@@ -84,6 +94,7 @@ class KeepershipTest : public testing::Test {
     keepership->tick(now);
   }
 
+  static constexpr std::uint64_t kLife = 9;
   base::MemoryFiles disk;
   std::unique_ptr<novoht::Store> store;
   std::unique_ptr<RegisterStore> registers;
@@ -157,6 +168,53 @@ TEST_F(KeepershipTest, OneThatHasLostItsRegistersVotesInThatConfigurationNoMore)
     stop();
     for (const std::string& path : disk.paths()) ASSERT_TRUE(disk.remove(path));
   }
+}
+
+// It was put back to a time when it had heard of three configurations, and there have been two more, in which it may have voted.
+TEST_F(KeepershipTest, AnOlderCopyTakesNoRegistersBeforeItKnowsInWhatItMayHaveVoted) {
+  start(3, 3);
+  ASSERT_TRUE(keepership->distrust());
+  hear(1, install(5, 5));
+  EXPECT_FALSE(keepership->votes());
+  hear_answer(1, 5, kLife);
+  hear_answer(1, 5, kLife);
+  hear_answer(2, 5, kLife - 1);  // that was for its life before
+  hear_who_keeps(2, 4, kThree);  // behind
+  tick(400ms);
+  EXPECT_TRUE(keepership->has_lost_registers());
+  EXPECT_EQ(manager->self().lost_registers, kLastNumber) << "nobody can decide another for it yet";
+  std::size_t asked = 0;
+  for (const ManagerMessage& message : manager->take_messages()) asked += message.asks_keepers;
+  EXPECT_EQ(asked, 2u);
+  hear_answer(2, 5, kLife);
+  EXPECT_EQ(noted, 5u);
+  tick(10ms);
+  EXPECT_EQ(manager->self().lost_registers, 5u);
+  hear(1, install(5, 5));
+  EXPECT_FALSE(keepership->votes());
+  hear(1, install(5, 6));
+  hear(2, install(5, 6));
+  EXPECT_TRUE(keepership->votes());
+  EXPECT_EQ(noted, 6u);
+}
+
+// Neither knows what the other has forgotten.
+TEST_F(KeepershipTest, AnOlderCopyAssuresNobodyOfWhoKeeps) {
+  start(3, 3);
+  ASSERT_TRUE(keepership->distrust());
+  ManagerMessage question;
+  question.life = 4;
+  question.config = 3;
+  question.asks_keepers = true;
+  hear(1, question);
+  for (const ManagerMessage& message : manager->take_messages()) {
+    EXPECT_EQ(message.config, 3u);
+    EXPECT_EQ(message.answers, 0u);
+  }
+  hear_answer(1, 3, kLife);
+  hear_answer(2, 3, kLife);
+  hear(1, question);
+  for (const ManagerMessage& message : manager->take_messages()) EXPECT_EQ(message.answers, 4u);
 }
 
 TEST_F(KeepershipTest, WhoKeepsAloneDoesSoInAGenerationOfItsOwn) {

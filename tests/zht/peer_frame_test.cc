@@ -247,6 +247,11 @@ TEST(ManagerCodec, NumbersThatCannotBeAreRefused) {
     EXPECT_EQ(said([&](ManagerMessage& m) { m.config = number; }), Code::invalid);
     EXPECT_EQ(said([&](ManagerMessage& m) { m.nodes[0].heartbeat = number; }), Code::invalid);
     EXPECT_EQ(said([&](ManagerMessage& m) { m.install[0].promised.round = number; }), Code::invalid);
+    EXPECT_EQ(said([&](ManagerMessage& m) { m.life = number; }), Code::invalid);
+    EXPECT_EQ(said([&](ManagerMessage& m) { m.checked = number; }), Code::invalid);
+    EXPECT_EQ(said([&](ManagerMessage& m) { m.answers = number; }), Code::invalid);
+    EXPECT_EQ(said([&](ManagerMessage& m) { m.seen = Sighting{1, number}; }), Code::invalid);
+    EXPECT_EQ(said([&](ManagerMessage& m) { m.nodes[0].sighting = {number, 1}; }), Code::invalid);
   }
 }
 
@@ -268,6 +273,12 @@ TEST(ManagerCodec, EverythingComesBackWhole) {
   message.views.push_back({PartitionId{8}, *promise.view});
   message.goals.push_back({PartitionId{9}, {InstanceId{1}, {InstanceId{1}, InstanceId{2}}}});
   message.nodes.push_back({NodeId{3}, 4, {member(1024, 2)}, 5, false, true, std::string("\0x", 2)});
+  message.nodes.back().sighting = {7, 8};
+  message.life = 9;
+  message.seen = Sighting{10, 11};
+  message.checked = 12;
+  message.answers = 13;
+  message.folder = Folder::older;
   message.digest = 77;
   message.epochs = {Epoch{1}, Epoch{0}, Epoch{3}};
   message.answer_epochs = true;
@@ -283,6 +294,9 @@ TEST(ManagerCodec, EverythingComesBackWhole) {
   EXPECT_EQ(read->keeper.at(1).accepted_at, promise.accepted_at);
   EXPECT_EQ(read->goals.at(0).goal, message.goals[0].goal);
   EXPECT_EQ(read->nodes.at(0).about, message.nodes[0].about);
+  EXPECT_EQ(read->nodes.at(0).sighting, message.nodes[0].sighting);
+  EXPECT_EQ(read->seen, message.seen);
+  EXPECT_EQ(read->folder, message.folder);
   server::encode_manager(once_more, *read, 5);
   EXPECT_EQ(once_more, bytes);
 }

@@ -368,6 +368,37 @@ TEST_F(Keepers, RememberWhatTheyDecidedAcrossARestart) {
   EXPECT_EQ(view(2, 4), "2: 1.1* | 2.1");
 }
 
+// Who had it decided has ended before it told anybody: the others have only accepted it, and nobody wishes for anything in the view before.
+TEST_F(Keepers, DecideWhatTheyHaveAcceptedWhenAskedToSettle) {
+  KeeperMessage accept;
+  accept.kind = KeeperMessage::Kind::accept;
+  accept.partition = PartitionId{4};
+  accept.epoch = Epoch{2};
+  accept.ballot = {1, NodeId{0}};
+  accept.view = next_view(boxes_[0].keeper->view(PartitionId{4}), {Kind::promote, Epoch{1}, member(1), member(1), {}});
+  accept.config = 1;
+  for (std::uint64_t i = 1; i < 3; i++) {
+    boxes_[i].keeper->on(NodeId{0}, std::array{accept}, now_);
+    ASSERT_TRUE(boxes_[i].keeper->end_round(now_));
+    open(i);
+  }
+  EXPECT_EQ(view(1, 4), "1: 0.1* 1.1 | 2.1");
+  wish(2, 4, {Kind::settle, Epoch{1}, member(1), member(1), {}});
+  settle();
+  for (std::uint64_t i = 0; i < 3; i++) EXPECT_EQ(view(i, 4), "2: 1.1* | 2.1");
+}
+
+TEST_F(Keepers, ChangeNothingWhenAskedToSettleWhatNobodyAccepted) {
+  wish(0, 4, {Kind::settle, Epoch{1}, member(1), member(1), {}});
+  settle();
+  for (std::uint64_t i = 0; i < 3; i++) EXPECT_EQ(view(i, 4), "1: 0.1* 1.1 | 2.1");
+  wish(0, 4, {Kind::settle, Epoch{1}, member(1), member(1), {}});
+  settle({1, 2});  // it cannot be told, and stands in nobody's way
+  wish(0, 4, {Kind::promote, Epoch{1}, member(1), member(1), {}});
+  settle();
+  for (std::uint64_t i = 0; i < 3; i++) EXPECT_EQ(view(i, 4), "2: 1.1* | 2.1");
+}
+
 TEST_F(Keepers, HundredsOfChangesTravelTogether) {
   for (std::uint32_t p = 0; p < kPartitions; p++) wish(0, p, {Kind::exited, Epoch{1}, member(0), member(0), {}});
   settle();

@@ -38,16 +38,22 @@ struct Schedule : Trio {
 
 // Each returns whether something was shown that must not be.
 
-// A follower comes back and asks for the place at once, while the lease that its earlier life gave is still good.
+// A follower comes back, on a line on which its primary hears it and is not heard. The primary has wished for that and does not learn of it; and
+// the follower asks for the place at once, while the lease that its earlier life gave is still good.
 bool no_grace_after_a_restart(Defects broken) {
   Schedule s({});
   s.begin();
   EXPECT_TRUE(s.change_at(0, "old", 1, 200ms));
-  s.cut = {0};
+  s.granting = false;
+  s.blocked = {{0, 1}};
   s.kill(1);
   s.defects = broken;
   s.open(1);
-  s.run(60ms);
+  s.run(30ms);
+  s.cut = {0};
+  EXPECT_TRUE(s.grant(Kind::rejoin));
+  s.granting = true;
+  s.run(30ms);
   if (s.view.primary.instance != InstanceId{1} || !s.change_at(1, "new", 2, 90ms)) return false;
   const auto read = s.ask(0, Operation::lookup("k"), 0, Epoch{1});
   return s.says(0, read, "old");
@@ -254,6 +260,26 @@ bool forgets_what_nobody_else_has(Defects broken) {
   return s.all[2].core->replicated_store().end(PartitionId{0}).sequence == 0;
 }
 
+// All end when another has begun to lead: whoever decided that has told nobody who is left, and other keepers have only accepted it.
+bool nobody_has_it_decided(Defects broken) {
+  Schedule s(broken);
+  s.begin();
+  EXPECT_TRUE(s.change_at(0, "old", 1, 200ms));
+  const replication::View before = s.view;
+  s.view.primary = s.view.sync[1];
+  s.view.epoch = s.next_epoch();
+  EXPECT_TRUE(s.change_at(1, "new", 2, 1s));
+  const replication::View accepted = s.view;
+  for (std::size_t i = 0; i < s.all.size(); i++) s.kill(i);
+  s.view = before;
+  for (std::size_t i = 0; i < s.all.size(); i++) s.open(i);
+  s.run(1s);
+  const bool asked = std::any_of(s.wished.begin(), s.wished.end(), [](const auto& one) { return one.kind == Kind::settle; });
+  if (asked) s.view = accepted;
+  s.run(4s);
+  return !s.change_at(1, "newest", 3, 1s);
+}
+
 TEST(FormerMember, ThrowsItsCopyAwayWhereThoseThatCountAreThere) {
   Schedule s({});
   s.let_go_of_the_learner();
@@ -291,6 +317,7 @@ INSTANTIATE_TEST_SUITE_P(Each, Schedules,
                                          Case{"forget_by_old_view", Defect::forget_by_old_view, forgets_by_an_old_view},
                                          Case{"forget_promise", Defect::forget_promise, forgets_its_promise},
                                          Case{"forget_unasked", Defect::forget_unasked, forgets_what_nobody_else_has},
+                                         Case{"leave_accepted", Defect::leave_accepted, nobody_has_it_decided},
                                          Case{"keep_surplus", Defect::keep_surplus, keeps_what_the_primary_never_had}),
                          [](const auto& one) { return std::string(one.param.name); });
 

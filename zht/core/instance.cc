@@ -87,6 +87,7 @@ Result<std::unique_ptr<Instance>> Instance::open(base::FileSystem& files, std::s
   store.store.max_key_size = kMaxKeySize;
   store.clustered = known.clustered;
   store.incarnation = known.incarnation;
+  store.outdated = known.outdated;
   store.synced_before_shown = known.durability == Durability::always;
   store.boot = known.boot;
   store.store.memory_limit = known.limits.memory;

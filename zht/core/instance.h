@@ -73,6 +73,7 @@ struct InstanceOptions {
 
   // Its partitions may be on other instances too, now or later. Otherwise the rest is of no importance.
   bool clustered = false;
+  std::uint64_t outdated = 0;     // the life in which its folder was found to be an older copy (replication/sightings.h); 0: never
   std::uint64_t incarnation = 0;  // durable, and greater than in any life before; 0: as the table has it
   std::string boot;               // names the machine's present boot (see ReplicatedStore); empty: unknown
   base::Duration maintain_budget = std::chrono::milliseconds(2);  // of the store's housekeeping in a tick; 0: one step

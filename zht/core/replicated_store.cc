@@ -94,7 +94,8 @@ class Snapshot final : public replication::SnapshotSource {
 }  // namespace
 
 ReplicatedStore::ReplicatedStore(base::FileSystem& files, std::string folder, Options options)
-    : files_(files), folder_(std::move(folder)), options_(std::move(options)), results_(kSessionLife, options_.results_bytes) {}
+    : files_(files), folder_(std::move(folder)), options_(std::move(options)), results_(kSessionLife, options_.results_bytes),
+      outdated_(options_.outdated) {}
 
 ReplicatedStore::~ReplicatedStore() = default;
 
@@ -263,7 +264,7 @@ std::string ReplicatedStore::attachment(TableId table) {
 
 replication::ReplicaStore::Origin ReplicatedStore::origin(PartitionId partition) const {
   const auto found = since_.find(number_of(partition));
-  const std::uint64_t since = found == since_.end() ? born_ : found->second;
+  const std::uint64_t since = std::max(found == since_.end() ? born_ : found->second, outdated_);
   const auto joined = joined_.find(number_of(partition));
   return {since, std::max(since, unsure_), joined == joined_.end() ? Epoch{0} : joined->second};
 }

@@ -44,6 +44,7 @@ class ReplicatedStore final : public replication::ReplicaStore, private novoht::
     std::uint64_t incarnation = 1;   // of this life
     bool synced_before_shown = false;  // durability always
     replication::Defects defects;    // tests only
+    std::uint64_t outdated = 0;      // its folder was found to be an older copy in this life; 0: never
     std::string boot;                // names the machine's present boot; empty: unknown, so another each time
     // Bytes kept so that entries can be taken back, of all partitions together. Past it the oldest of a partition cannot be any more,
     // and a member that would have to is sent the partition whole.
@@ -70,6 +71,9 @@ class ReplicatedStore final : public replication::ReplicaStore, private novoht::
   std::vector<PartitionId> partitions() const;  // that have an entry
   // A write or a sync failed. What was written may not be on the disk, though it can be read: the next life must not be sure.
   void distrust();
+  // This life has found out that the folder is an older copy of itself (replication/sightings.h): nothing here speaks for lives before.
+  // That this is durable is its caller's business.
+  void set_outdated(std::uint64_t incarnation) { outdated_ = std::max(outdated_, incarnation); }
   // Everything is synced and nothing more will be written in this life: the next one, after whatever boot, is sure.
   Result<void> close();
 
@@ -145,7 +149,7 @@ class ReplicatedStore final : public replication::ReplicaStore, private novoht::
   ResultTable results_;  // before the store, whose companion this is
   std::unique_ptr<novoht::Store> store_;
   Opened opened_;
-  std::uint64_t born_ = 1, unsure_ = 0;
+  std::uint64_t born_ = 1, unsure_ = 0, outdated_ = 0;
   std::unordered_map<std::uint32_t, std::uint64_t> since_;  // by partition, where it is not born_
   std::unordered_map<std::uint32_t, Epoch> joined_;         // by partition, where it is known
   std::unordered_map<std::uint32_t, Undos> undo_;

@@ -78,7 +78,7 @@ Result<std::unique_ptr<Cluster>> Cluster::open(ClusterOptions options, base::Fil
   manager.partitions = identity.partition_count;
   NodeInfo info;
   info.node = self;
-  info.heartbeat = identity.member.incarnation << 32;
+  info.heartbeat = identity.member.incarnation;  // that of the next life is greater, for no node says so much in a microsecond
   for (std::uint32_t i = 0; i < identity.instance_count; i++)
     info.instances.push_back({InstanceId{first_instance(identity.number) + i}, identity.member.incarnation});
   info.rack = rack_number(mine.rack);
@@ -92,6 +92,13 @@ Result<std::unique_ptr<Cluster>> Cluster::open(ClusterOptions options, base::Fil
   heard.nodes = mine.known;
   cluster->manager_->on_message(heard, base::Time{});
 
+  if (mine.remembered) {
+    SightingsOptions sightings;
+    sightings.self = self;
+    sightings.incarnation = identity.member.incarnation;
+    cluster->sightings_ = std::make_unique<Sightings>(std::move(sightings), *cluster->manager_, *mine.remembered);
+    cluster->told_verdict_ = cluster->sightings_->verdict();
+  }
   KeepershipOptions keeping;
   keeping.self = self;
   keeping.partitions = identity.partition_count;
@@ -106,6 +113,10 @@ Result<std::unique_ptr<Cluster>> Cluster::open(ClusterOptions options, base::Fil
     if (!cluster->damage_.empty()) keeping.voted = identity.config;
   }
   Cluster* const raw = cluster.get();
+  keeping.may_vote = [raw] { return raw->may_vouch(); };
+  keeping.trusts = [raw](NodeId node, std::uint64_t life) { return !raw->sightings_ || raw->sightings_->trusts(node, life); };
+  keeping.outdated = cluster->outdated() != 0;
+  keeping.life = identity.member.incarnation;
   keeping.note_voted = [raw](std::uint64_t config) -> Result<void> {
     Identity changed = raw->options_.identity;
     changed.voted = config;
@@ -167,7 +178,7 @@ Result<void> Cluster::keep_alone(std::uint64_t config, const std::set<std::uint6
     }
     bool lives = false, lost = false;
     for (const auto& [info, living] : nodes(now))
-      if (id(info->node) == one) lives = living, lost = info->lost_registers == config;
+      if (id(info->node) == one) lives = living, lost = info->lost_registers == config || info->lost_registers == replication::kNotKnown;
     if (lives && gone.contains(one)) return base::fail(base::Code::conflict, "node ", one, " was given up, and lives");
     if (!lives && !gone.contains(one)) return base::fail(base::Code::conflict, "node ", one, " keeps, is silent, and was not given up");
     vote += lives && !lost;
@@ -211,11 +222,16 @@ void Cluster::on_message(const ManagerMessage& message, base::Time now) {
 
 void Cluster::on_known(const ManagerMessage& message, base::Time now) {
   manager_->on_message(message, now);
+  if (sightings_) sightings_->on_message(message, now);
   keepership_->on_message(message, now);
 }
 
 void Cluster::tick(base::Time now) {
   manager_->tick(now);
+  if (sightings_) {
+    sightings_->set_votes(keepership_->votes());
+    sightings_->tick(now);
+  }
   keepership_->tick(now);
 }
 
@@ -231,6 +247,13 @@ void Cluster::send_goal(const Placed& goal) { manager_->send_goal(goal); }
 
 Result<Cluster::Step> Cluster::step(base::Time now) {
   Step step;
+  if (sightings_) {
+    step.remember = sightings_->to_save(now);
+    const auto verdict = sightings_->verdict();
+    step.verdict = std::exchange(told_verdict_, verdict) != verdict;
+    if (step.verdict && verdict == Sightings::Verdict::outdated)
+      if (auto done = keepership_->distrust(); !done) failed_ = std::move(done).error();
+  }
   for (bool again = true; again;) {  // what one of them says may be news to another
     again = false;
     for (Placed& one : manager_->take_goals()) step.goals.push_back(std::move(one));
@@ -264,6 +287,8 @@ Result<Cluster::Step> Cluster::step(base::Time now) {
       }
     }
   }
+  if (sightings_)
+    for (ManagerMessage& message : step.messages) message.life = sightings_->life();
   std::uint64_t seen = 0;
   for (const auto& [info, lives] : manager_->acquaintances(now))
     seen += base::hash64(info->about, id(info->node)) ^ std::uint64_t{info->instances.empty()} << 3 ^
@@ -292,7 +317,7 @@ std::uint64_t Cluster::version() const {
   // Grows with every view and with every start of a node; the same at all managers that know the same.
   std::uint64_t version = 0;
   for (std::uint32_t p = 0; p < partition_count(); p++) version += number(manager_->view(PartitionId{p}).epoch);
-  for (const auto& [info, lives] : manager_->acquaintances({})) version += info->heartbeat >> 32;
+  for (const auto& [info, lives] : manager_->acquaintances({})) version += info->instances.empty() ? 0 : info->instances.front().incarnation;
   return version;
 }
 

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "zht/core/replication/keepership.h"
+#include "zht/core/replication/sightings.h"
 #include "zht/server/identity.h"
 #include "zht/wire/zht.pb.h"
 
@@ -30,6 +31,8 @@ struct ClusterOptions {
   std::uint64_t max_value_size = 0;
   bool balances = true;
   base::Duration replace_keeper = std::chrono::seconds(10);  // one that nobody heard for this long is replaced
+  // What this node remembers of itself and of others (Sightings::to_save), from its last life. None: it keeps nothing on a disk.
+  std::optional<std::string> remembered;
   // Durably notes what of the keepers is not as `identity` has it. An error: that stays as it was.
   std::function<base::Result<void>(const Identity&)> save;
 };
@@ -45,7 +48,10 @@ class Cluster {
   void ended(std::uint64_t node, const replication::Members& members, bool out) { manager_->ended(replication::NodeId{node}, members, out); }
   void adopt(const replication::ViewNews& news) { manager_->adopt(news.partition, news.view); }
   void tick(base::Time now);  // when next_due() has come, or sooner; and before a wish() if time has passed
-  base::Time next_due() const { return std::min(manager_->next_due(), keepership_->next_due()); }
+  base::Time next_due() const {
+    const base::Time due = std::min(manager_->next_due(), keepership_->next_due());
+    return sightings_ ? std::min(due, sightings_->next_due()) : due;
+  }
   // What this node tells of itself.
   void introduce(const wire::NodeAbout& about);
   // ... and, as others should know it soon, at once.
@@ -76,6 +82,8 @@ class Cluster {
     // hundreds of views in one way.
     std::map<std::string, std::vector<PartitionId>> story;
     bool table_changed = false;
+    std::optional<std::string> remember;  // to be written, durably, and then remembered() called
+    bool verdict = false;                 // may_vouch() or outdated() is not as it was
   };
   // error: this keeper's disk failed; it is none any more.
   base::Result<Step> step(base::Time now);
@@ -91,6 +99,13 @@ class Cluster {
   std::vector<replication::Manager::Acquaintance> nodes(base::Time now) const { return manager_->acquaintances(now); }
   wire::NodeAbout about(std::uint64_t node) const;  // empty: not heard of yet
   bool is_keeper() const { return keepership_->votes(); }
+  // Of this node's folder, see sightings.h: what is to be remembered is written, or could not be; whether it speaks for earlier lives; the
+  // life in which it was found to be an older copy; and, in this life, why.
+  void remembered(bool durably) { durably ? sightings_->saved() : sightings_->not_saved(); }
+  void note_change() { if (sightings_) sightings_->note_change(); }
+  bool may_vouch() const { return !sightings_ || sightings_->verdict() != replication::Sightings::Verdict::waits; }
+  std::uint64_t outdated() const { return sightings_ ? sightings_->outdated() : 0; }
+  std::string older_copy() const { return sightings_ ? sightings_->reason() : std::string(); }
   // What this node kept was damaged, and put aside: where, and what was wrong. Empty: nothing.
   const std::string& damage() const { return damage_; }
   bool has_lost_registers() const { return keepership_->has_lost_registers(); }
@@ -117,6 +132,8 @@ class Cluster {
   std::unique_ptr<novoht::Store> store_;
   std::unique_ptr<replication::RegisterStore> registers_;
   std::unique_ptr<replication::Manager> manager_;
+  std::unique_ptr<replication::Sightings> sightings_;  // null: it keeps nothing on a disk
+  replication::Sightings::Verdict told_verdict_ = replication::Sightings::Verdict::waits;
   std::unique_ptr<replication::Keepership> keepership_;
   std::vector<replication::View> told_;  // views as the instances were told of them
   std::string damage_;

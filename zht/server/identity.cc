@@ -2,8 +2,10 @@
 
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "novoht/base/clock.h"
 #include "novoht/base/random.h"
 #include "zht/support/paths.h"
 
@@ -98,7 +100,10 @@ base::Result<Identity> read_identity(const std::string& folder, std::uint32_t wa
 }
 
 base::Result<void> begin_life(const std::string& folder, Identity& identity) {
-  identity.member.incarnation++;
+  // By the time of day too: an older copy of the folder, put back, must not begin a life that there was.
+  const auto now = std::chrono::duration_cast<std::chrono::microseconds>(base::SystemClock().wall().time_since_epoch()).count();
+  std::uint64_t& life = identity.member.incarnation;
+  life = life == 0 ? 1 : std::max(life + 1, static_cast<std::uint64_t>(std::max<std::int64_t>(now, 0)));
   return save_identity(folder, identity);
 }
 

@@ -1,5 +1,6 @@
 // What a node is, kept in <data folder>/node.json: its id, the cluster it belongs to and its number there, how its data is laid
-// out, and its incarnation, which grows, durably, at every start before anything is served.
+// out, and its incarnation, which grows, durably, at every start before anything is served: 1 in the first life, then the
+// microseconds since 1970, so that no two lives have the same, not even where an older copy of the folder was put back.
 #pragma once
 
 #include <cstdint>

@@ -246,6 +246,7 @@ void InstanceThread::keep_house() {
 bool InstanceThread::close_core_round(core::Instance::Sync sync) {
   const bool was_well = core_->failure().empty(), quiet = core_->is_quiet() && !core_->is_due();
   if (!quiet) send_to_peers();  // they work while the own disk does
+  if (core_->durability() != core::Durability::none && core_->dirty()) writes_.fetch_add(1, std::memory_order_relaxed);
   const auto written = core_->end_round(sync);
   if (!core_->failure().empty()) failed_ = true;
   if (!quiet || !written) {

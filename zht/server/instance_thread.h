@@ -104,6 +104,7 @@ class InstanceThread final : private net::FrameHandler {
   // Asks for a report, which `deliver` gets on the instance's thread.
   void report(std::function<void(InstanceReport)> deliver);
   bool failed() const { return failed_; }  // its store; any thread
+  std::uint64_t writes() const { return writes_; }  // rounds that wrote something; any thread
   bool is_short_of_memory() const { return short_of_memory_; }  // any thread
   // Syncs what was acknowledged so far; `deliver` hears on the instance's thread.
   void sync(std::function<void(base::Result<void>)> deliver);
@@ -201,6 +202,7 @@ class InstanceThread final : private net::FrameHandler {
   bool stopping_ = false;
   bool syncing_ = false, caller_syncs_ = false;  // one at a time: by the pool, or by a caller of this process
   std::atomic<bool> failed_{false}, short_of_memory_{false};
+  std::atomic<std::uint64_t> writes_{0};
   bool in_round_ = false;  // of the loop's thread, which then holds local_
   // Touched by whoever holds the core. When the core ticked last and will next, when housekeeping goes on, and what the alarm is set to.
   base::Time ticked_{}, next_tick_ = base::Time::max(), next_slice_ = base::Time::max(), sliced_{}, alarm_ = base::Time::max();

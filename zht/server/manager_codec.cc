@@ -69,6 +69,12 @@ bool get(const wire::KeeperMessage& from, KeeperMessage& message) {
   return true;
 }
 
+void put(wire::Sighting& to, Sighting one) {
+  to.set_incarnation(one.incarnation);
+  to.set_mark(one.mark);
+}
+Sighting get(const wire::Sighting& from) { return {from.incarnation(), from.mark()}; }
+
 void put(wire::NodeInfo& to, const NodeInfo& info) {
   to.set_node(id(info.node));
   to.set_heartbeat(info.heartbeat);
@@ -79,6 +85,7 @@ void put(wire::NodeInfo& to, const NodeInfo& info) {
   to.set_about(info.about);
   to.set_stopping(info.stopping);
   to.set_lost_registers(info.lost_registers);
+  if (info.sighting.incarnation != 0) put(*to.mutable_sighting(), info.sighting);
 }
 NodeInfo get(const wire::NodeInfo& from) {
   NodeInfo info;
@@ -91,6 +98,7 @@ NodeInfo get(const wire::NodeInfo& from) {
   info.about = from.about();
   info.stopping = from.stopping();
   info.lost_registers = from.lost_registers();
+  info.sighting = get(from.sighting());
   return info;
 }
 
@@ -145,6 +153,11 @@ void encode_manager(std::string& out, const ManagerMessage& message, std::uint64
   }
   proto.set_installed(message.installed);
   proto.set_asks_keepers(message.asks_keepers);
+  proto.set_life(message.life);
+  if (message.seen) put(*proto.mutable_seen(), *message.seen);
+  proto.set_checked(message.checked);
+  proto.set_answers(message.answers);
+  proto.set_folder(static_cast<std::uint32_t>(message.folder));
   const std::size_t start = wire::begin_node_frame(out, wire::FrameType::manager, cluster);
   proto.AppendToString(&out);
   wire::end_node_frame(out, start);
@@ -183,6 +196,11 @@ Result<ManagerMessage> decode_manager(const wire::Frame& frame, std::uint32_t pa
   }
   message.installed = proto.installed();
   message.asks_keepers = proto.asks_keepers();
+  message.life = proto.life();
+  if (proto.has_seen()) message.seen = get(proto.seen());
+  message.checked = proto.checked();
+  message.answers = proto.answers();
+  message.folder = proto.folder() <= static_cast<std::uint32_t>(Folder::last) ? static_cast<Folder>(proto.folder()) : Folder::unknown;
   if (auto checked = check(message, partitions); !checked) return base::add_context("a message between managers", std::move(checked).error());
   return message;
 }

@@ -112,7 +112,7 @@ std::string metrics_text(const wire::Status& status) {
   Text text;
   text.one("zht_build_info", "gauge", "1; the build is a label", 1, "version=" + quoted(status.build()));
   text.one("zht_uptime_seconds", "gauge", "since the node was started", static_cast<double>(status.uptime_ms()) / 1000);
-  text.one("zht_incarnation", "counter", "how often the node has been started",
+  text.one("zht_incarnation", "gauge", "the life of the node: grows with every start",
            static_cast<double>(status.incarnation()));
   const auto gauge = [&](const char* name, const char* help, auto value) {
     text.per_instance(name, "gauge", help, status,

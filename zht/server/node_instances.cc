@@ -1,5 +1,7 @@
 #include "zht/server/node_parts.h"
 
+#include <asio/post.hpp>
+#include <asio/thread_pool.hpp>
 #include <future>
 #include <limits>
 
@@ -55,6 +57,7 @@ Result<void> Node::Parts::open_instances(const Procedures& procedures) {
     options.core.segment_size = settings.segment_size;
     options.core.clustered = !settings.in_memory;
     options.core.incarnation = identity.member.incarnation;
+    options.core.outdated = cluster->outdated();
     options.core.boot = boot;
     options.core.timing = timing();
     options.core.home = node_of;
@@ -88,7 +91,33 @@ Result<void> Node::Parts::open_instances(const Procedures& procedures) {
   for (auto& one : opening)
     if (auto opened = one.get(); !opened && !failed) failed = opened.error();
   if (failed) return with_advice(*std::move(failed));
+  tell_verdict();
   return {};
+}
+
+// Whether the folder is known to be no older copy of itself, or to be one.
+void Node::Parts::tell_verdict() {
+  for (auto& instance : instances)
+    instance->with_instance([&](core::Instance& core) {
+      core.replicated_store().set_outdated(cluster->outdated());
+      if (cluster->outdated() == identity.member.incarnation) core.replicator().distrust();
+      core.replicator().set_may_vouch(cluster->may_vouch());
+    });
+  if (cluster->outdated() != identity.member.incarnation) return;
+  logger().error("this data folder is an older copy of itself, put back: it is used no more than an empty one where others have what it held",
+                 {{"data", settings.data}, {"because", cluster->older_copy()}});
+  introduce();
+}
+
+// How far this folder is, and how far others' were; on another thread, for the disk may be slow.
+void Node::Parts::remember(std::string text) {
+  asio::post(pool, [this, text = std::move(text)] {
+    const auto saved = support::write_file_atomically(settings.data + "/sightings", text);
+    loop.post([this, durably = saved.has_value()] {
+      cluster->remembered(durably);
+      pump_soon();
+    });
+  });
 }
 
 }  // namespace zht::server

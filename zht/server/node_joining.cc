@@ -156,6 +156,10 @@ Result<void> Node::Parts::open_cluster() {
     replication::NodeInfo& info = options.known.emplace_back();
     info.node = replication::NodeId{node};
   }
+  if (!settings.in_memory) {
+    options.remembered.emplace();
+    if (auto text = support::read_file(settings.data + "/sightings")) options.remembered = *std::move(text);
+  }
   TRY_LET(opened, Cluster::open(std::move(options), *files));
   cluster = std::move(opened);
   if (!cluster->damage().empty())
@@ -192,6 +196,7 @@ void Node::Parts::introduce() {
   about.set_rack(settings.rack);
   about.set_pid(static_cast<std::uint64_t>(::getpid()));
   about.set_build(ZHT_VERSION);
+  about.set_older_copy(cluster->older_copy());
   about.set_started_ms(base::to_millis(clock.wall()));
   for (const wire::Instance& one : own) *about.add_instances() = one;
   cluster->introduce(about);

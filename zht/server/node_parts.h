@@ -61,6 +61,7 @@ struct Node::Parts final : net::FrameHandler {
   std::string saved_managers;                                     // as in others.json
   std::vector<replication::Candidate> candidates;                 // as the instances were told
   std::string safety;  // as it was last logged
+  std::uint64_t noted_writes = 0;
   std::string no_room;  // why this node takes no new copies; empty: it does
   std::map<InstanceId, std::string> addresses;
   std::map<InstanceId, replication::Site> sites;
@@ -160,6 +161,9 @@ struct Node::Parts final : net::FrameHandler {
   void look_for_room();
   void send(const replication::ManagerMessage& message);
   void tell_all(ClusterNews news);
+  void tell_verdict();
+  void note_changes();
+  void remember(std::string text);
   void answer_joining(base::Time now);
   std::string join_reply(std::uint64_t number);
   void remember_others();

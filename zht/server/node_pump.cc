@@ -48,6 +48,8 @@ void Node::Parts::settle() {
     const auto step = cluster->step(clock.now());
     ClusterNews news;
     if (step) news.views = step->views;
+    if (step && step->remember) remember(*step->remember);
+    if (step && step->verdict) tell_verdict();
     bool quiet = news.views.empty();
     for (auto& instance : instances) {
       InstanceNews heard = instance->settle(news);
@@ -96,6 +98,8 @@ void Node::Parts::pump() {
     return plan_tick(now);
   }
   for (const replication::ManagerMessage& message : step->messages) send(message);
+  if (step->remember) remember(*std::move(step->remember));
+  if (step->verdict) tell_verdict();
   for (const auto& [what, where] : step->story) {
     std::uint64_t newest = 0;
     for (PartitionId partition : where) newest = std::max(newest, replication::number(cluster->view(partition).epoch));
@@ -151,6 +155,7 @@ void Node::Parts::look_around(base::Time now) {
     tell_all(std::move(news));
   }
   look_who_lives(now);
+  note_changes();
   remember_others();
   inform_witness(false);
   look_for_room();
@@ -164,6 +169,13 @@ void Node::Parts::look_who_lives(base::Time now) {
   if (auto found = cluster->candidates(now); found != candidates) news.candidates = candidates = std::move(found);
   if (auto found = cluster->sites(); found != sites) news.sites = sites = std::move(found);
   if (news.candidates || news.sites) tell_all(std::move(news));
+}
+
+// What instances or this keeper have written counts for how far the folder is.
+void Node::Parts::note_changes() {
+  std::uint64_t written = 0;
+  for (const auto& instance : instances) written += instance->writes();
+  if (std::exchange(noted_writes, written) != written) cluster->note_change();
 }
 
 // A node whose disk is nearly full, or whose store failed, is no place for more copies: it says so to all, and they choose others.

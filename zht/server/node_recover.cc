@@ -46,7 +46,7 @@ void put(wire::CopyReport& to, const replication::CopyReport& one) {
 bool Node::Parts::lives(replication::Member one, base::Time now) const {
   const std::uint64_t node = node_of(one.instance);
   for (const auto& [info, lives] : cluster->nodes(now))
-    if (static_cast<std::uint64_t>(info->node) == node) return lives && info->heartbeat >> 32 == one.incarnation;
+    if (static_cast<std::uint64_t>(info->node) == node) return lives && replication::contains(info->instances, one);
   return false;
 }
 

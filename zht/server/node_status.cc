@@ -216,7 +216,8 @@ void Node::Parts::tell_cluster(wire::ClusterStatus& to, base::Time asked) {
     one->set_lives(lives);
     one->set_leaving(info->leaving);
     one->set_full(!info->room);
-    one->set_incarnation(info->heartbeat >> 32);
+    one->set_incarnation(info->instances.empty() ? 0 : info->instances.front().incarnation);
+    one->set_older_copy(about.older_copy());
     there++;
     const bool keeps = cluster->keeps(number);
     one->set_keeper(keeps);

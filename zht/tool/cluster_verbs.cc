@@ -30,6 +30,7 @@ std::string state_of(const wire::ClusterNode& node) {
   if (node.leaving()) state += ", leaving";
   if (node.full()) state += ", no room";
   if (node.keeper()) state += ", keeper";
+  if (!node.older_copy().empty()) state += ", was put back";
   return state;
 }
 
@@ -242,6 +243,9 @@ void print_cluster(const wire::ClusterStatus& cluster) {
     std::cout << (cluster.not_safe_size() >= kNamed && all > kNamed ? ", and more\n" : "\n");
   }
   std::cout << "\n";
+  for (const wire::ClusterNode& one : cluster.nodes())
+    if (!one.older_copy().empty())
+      std::cout << "node " << one.node() << ": its data folder is an older copy of itself, put back: " << one.older_copy() << "\n\n";
 }
 
 void add_cluster_verbs(support::Program& program) {

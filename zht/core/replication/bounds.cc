@@ -61,6 +61,7 @@ Result<void> check_keeper_message(const KeeperMessage& one, std::uint32_t partit
 Result<void> check_node(const NodeInfo& info) {
   TRY(check_numbers("heartbeat", {info.heartbeat}));
   TRY(check_numbers("configuration", {info.lost_registers}));
+  TRY(check_numbers("sighting", {info.sighting.incarnation, info.sighting.mark}));
   TRY(check_count("bytes that a node tells of itself", info.about.size(), kMostAbout));
   return check_count("instances of a node", info.instances.size(), kMostInstancesOfNode);
 }
@@ -133,6 +134,8 @@ Result<void> check(const PeerMessage& message, std::uint32_t partitions) {
 }
 
 Result<void> check(const ManagerMessage& message, std::uint32_t partitions) {
+  TRY(check_numbers("life", {message.life, message.checked, message.answers}));
+  if (message.seen) TRY(check_numbers("sighting", {message.seen->incarnation, message.seen->mark}));
   for (const KeeperMessage& one : message.keeper) TRY(check_keeper_message(one, partitions));
   for (const ViewNews& one : message.views) {
     TRY(check_partition(one.partition, partitions + 1));  // and the register of numbers

@@ -45,6 +45,11 @@ enum class Defect : std::uint8_t {
   copies_by_instance,       // copies are counted by instance: two on one node are taken for two
   forget_intents,           // who plans where partitions go counts what is half moved as it stands
   hold_surplus,             // a goal that needs one more copy where there is one too many waits for ever
+  trust_old_copy,           // a restarted sync member comes back on its own word
+  same_life_again,          // a folder that was put back begins a life that there was
+  forget_sightings,         // nobody remembers how far another's folder was
+  vote_from_old_copy,       // a keeper votes with registers that others have seen further
+  leave_accepted,           // who has entries of a newer view than is known does not ask for that view to be decided
   forget_unsettled,         // that a key's change may be taken back is known only as long as there is room to take it back
   rest_too_soon,            // a replica with something to do at the next tick says that it has nothing
   forget_promise,           // a copy that was told to lead alone does not note it: it follows on, and may be thrown away

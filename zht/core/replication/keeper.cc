@@ -127,9 +127,12 @@ void Keeper::on_change(NodeId from, const KeeperMessage& message, base::Time now
     ask.epoch = state.current.epoch;
     return send(from, std::move(ask));
   }
-  if (!next_of(message.partition, message.change)) return tell(from, message.partition);
+  const bool settles = message.change.kind == Change::Kind::settle && message.change.base == state.current.epoch;
+  if (!settles && !next_of(message.partition, message.change)) return tell(from, message.partition);
   // One at a time: whoever wished for another change will wish again, for the view that comes of this one.
-  if (!proposals_.contains(static_cast<std::uint32_t>(message.partition))) propose(message.partition, message.change, now, now);
+  const auto found = proposals_.find(static_cast<std::uint32_t>(message.partition));
+  if (found == proposals_.end()) propose(message.partition, message.change, now, now);
+  else if (found->second.change.kind == Change::Kind::settle) found->second.change = message.change;
 }
 
 void Keeper::propose(PartitionId partition, const Change& change, base::Time begun, base::Time now) {
@@ -198,7 +201,11 @@ void Keeper::on_promise(NodeId from, const KeeperMessage& message, base::Time no
   if (!is_majority(proposal->votes)) return;
   // What may have been decided must be decided again; only where nothing was is the wish free.
   proposal->value = proposal->best ? proposal->best : next_of(message.partition, proposal->change);
-  CHECK(proposal->value.has_value(), "the register has not moved since the change was checked");
+  if (!proposal->value) {
+    CHECK(proposal->change.kind == Change::Kind::settle, "the register has not moved since the change was checked");
+    proposals_.erase(static_cast<std::uint32_t>(message.partition));
+    return;
+  }
   proposal->phase = Proposal::Phase::accept;
   proposal->votes.clear();
   proposal->said = 0;

@@ -1,6 +1,7 @@
 #include "zht/core/replication/keepership.h"
 
 #include <algorithm>
+#include <sstream>
 
 namespace zht::replication {
 namespace {
@@ -43,7 +44,14 @@ Keepership::Keepership(KeepershipOptions options, Manager& manager, Open open)
       random_(options_.seed),
       config_(options_.config),
       keepers_(options_.keepers),
-      voted_(options_.voted.value_or(0)) {}
+      voted_(options_.voted.value_or(0)),
+      finds_out_(options_.outdated) {
+  note_lost();
+}
+
+void Keepership::note_lost() {
+  manager_.self().lost_registers = finds_out_ ? kNotKnown : has_lost_registers() ? config_ : 0;
+}
 
 bool Keepership::keeps(NodeId node) const { return std::find(keepers_.begin(), keepers_.end(), node) != keepers_.end(); }
 
@@ -68,7 +76,7 @@ Result<void> Keepership::begin(std::vector<View> first) {
   registers_.resize(count());
   for (std::size_t i = 0; i < first.size() && i + 2 < count(); i++) registers_[i].current = first[i];
   // The founders begin to vote without anyone's registers.
-  const bool founds = options_.config == 1 && voted_ == 0 && keeps(options_.self);
+  const bool founds = options_.config == 1 && voted_ == 0 && keeps(options_.self) && !options_.outdated;
   if (founds)
     for (PartitionId one : {who_keeps(), votes_in()})
       registers_[static_cast<std::uint32_t>(one)].current = keepers_view(options_.config, options_.keepers);
@@ -95,13 +103,14 @@ Result<void> Keepership::begin(std::vector<View> first) {
   }
   if (config_ > 1 && held == config_) uninformed_.insert(keepers_.begin(), keepers_.end());
   uninformed_.erase(options_.self);
+  finds_out_ = finds_out_ && registers_.empty();  // else it was given them after it was found to be one
   for (std::uint32_t p = 0; p <= options_.partitions && !registers_.empty(); p++)
     manager_.adopt(PartitionId{p}, registers_[p].current);
   if (!votes) return {};
   if (!founds && !options_.defects.has(Defect::vote_unasked))
     for (const auto& [info, lives] : manager_.acquaintances({}))
       if (info->node != options_.self) asked_.insert(info->node);
-  if (asked_.empty()) return vote();
+  if (asked_.empty() && may_vote()) return vote();
   vote_by_ = base::Time::max();
   return {};
 }
@@ -109,7 +118,7 @@ Result<void> Keepership::begin(std::vector<View> first) {
 // Whether what this node votes in is what the others go by; see the head of keepership.h.
 void Keepership::look_around(base::Time now) {
   if (vote_by_ == base::Time::max()) vote_by_ = now + options_.look_around;
-  if (asked_.empty() || now >= vote_by_) {
+  if (may_vote() && (asked_.empty() || now >= vote_by_)) {
     if (auto begun = vote(); !begun) failed_ = std::move(begun).error();
     return;
   }
@@ -120,13 +129,25 @@ void Keepership::look_around(base::Time now) {
   }
 }
 
+// In which configurations this node may have voted; see the head of keepership.h.
+void Keepership::find_out(base::Time now) {
+  if (now < next_question_) return;
+  next_question_ = now + options_.again;
+  for (NodeId node : keepers_)
+    if (node != options_.self) message_for(node).asks_keepers = true;
+}
+
+Result<void> Keepership::note_voted() {
+  if (voted_ >= config_) return {};
+  if (options_.note_voted) TRY(options_.note_voted(config_));
+  voted_ = config_;
+  return {};
+}
+
 Result<void> Keepership::vote() {
   vote_by_ = {};
   asked_.clear();
-  if (voted_ < config_) {
-    if (options_.note_voted) TRY(options_.note_voted(config_));
-    voted_ = config_;
-  }
+  TRY(note_voted());
   KeeperOptions keeper{options_.self, keepers_, options_.retry, options_.defects, options_.partitions, config_};
   std::vector<Register> state(registers_.begin(), registers_.end() - 1);
   keeper_ = std::make_unique<Keeper>(std::move(keeper), std::move(state), *store_, random_.next());
@@ -150,6 +171,8 @@ Result<void> Keepership::learn(std::uint64_t config, const std::vector<NodeId>& 
   asked_.clear();
   gathered_.clear();
   uninformed_.clear();
+  answered_.clear();
+  next_question_ = {};
   if (!registers_.empty()) {
     registers_[static_cast<std::uint32_t>(who_keeps())] = {made, {}, {}, {}};
     TRY(save(registers_, who_keeps()));
@@ -164,6 +187,12 @@ Result<void> Keepership::learn(std::uint64_t config, const std::vector<NodeId>& 
   uninformed_.erase(options_.self);
   next_registers_ = {};
   if (!keeps(options_.self)) return {};
+  return take_in_own();
+}
+
+Result<void> Keepership::take_in_own() {
+  own_due_ = !may_vote();
+  if (own_due_ || registers_.empty()) return {};
   ManagerMessage own;  // of its own registers it has heard, too
   own.from = options_.self;
   own.install = registers_;
@@ -178,7 +207,7 @@ Result<void> Keepership::take_in(const ManagerMessage& message) {
   ManagerMessage& answer = message_for(message.from);
   if (number(target.epoch) != config_ || !keeps(options_.self)) return {};
   answer.installed = votes() || awaits_vote();
-  const bool lost = voted_ >= config_ && !options_.defects.has(Defect::vote_after_loss);
+  const bool lost = (voted_ >= config_ && !options_.defects.has(Defect::vote_after_loss)) || !may_vote() || finds_out_;
   if (votes() || awaits_vote() || lost) return {};  // what it has promised in this configuration nobody else knows
   std::vector<Register> state;
   if (source == target) {  // from one that has taken them in
@@ -211,13 +240,29 @@ Result<void> Keepership::take_in(const ManagerMessage& message) {
 
 void Keepership::on_message(const ManagerMessage& message, base::Time now) {
   if (failed_) return;
-  if (keeper_) keeper_->on(message.from, message.keeper, now);
+  if (keeper_ && trusts(message)) {
+    keeper_->on(message.from, message.keeper, now);
+  } else if (keeper_) {
+    for (const KeeperMessage& one : message.keeper)
+      if (one.kind == Kind::change || one.kind == Kind::ask || one.kind == Kind::view) keeper_->on(message.from, {&one, 1}, now);
+  }
   if (message.installed && message.config == config_) uninformed_.erase(message.from);
-  if (message.asks_keepers && message.config <= config_) message_for(message.from);
+  if (message.asks_keepers && message.config <= config_) {
+    ManagerMessage& answer = message_for(message.from);
+    if (may_vote() && !finds_out_) answer.answers = message.life;
+  }
   if (message.config != 0 && message.config <= config_) asked_.erase(message.from);
   Result<void> done;
-  if (!message.install.empty()) done = take_in(message);
+  if (!message.install.empty() && trusts(message)) done = take_in(message);
   else if (message.config > config_) done = learn(message.config, message.keepers);
+  if (done && finds_out_ && message.config == config_ && keeps(message.from) && trusts(message) &&
+      (message.life == 0 || (message.answers == options_.life && options_.life != 0))) {
+    answered_.insert(message.from);
+    if (answered_.size() >= keepers_.size() - keepers_.size() / 2) {
+      done = note_voted();
+      finds_out_ = !done;
+    }
+  }
   if (!done) failed_ = std::move(done).error();
 }
 
@@ -234,19 +279,22 @@ void Keepership::tick(base::Time now) {
   if (failed_) return;
   if (keeper_) keeper_->tick(now);
   if (awaits_vote()) look_around(now);
-  manager_.self().lost_registers = has_lost_registers() ? config_ : 0;
+  if (finds_out_) find_out(now);
+  if (own_due_ && may_vote())
+    if (auto taken = take_in_own(); !taken) failed_ = std::move(taken).error();
+  note_lost();
   send_registers(now);
   plan(now);
 }
 
 base::Time Keepership::next_due() const {
   if (failed_) return base::Time::max();
-  if (awaits_vote() || !uninformed_.empty() || (keeper_ && keeper_->waits())) return {};
-  return next_plan_;
+  if (awaits_vote() || own_due_ || !uninformed_.empty() || (keeper_ && keeper_->waits())) return {};
+  return finds_out_ ? std::min(next_question_, next_plan_) : next_plan_;
 }
 
 void Keepership::send_registers(base::Time now) {
-  if (uninformed_.empty() || now < next_registers_ || (!keeper_ && registers_.empty())) return;
+  if (uninformed_.empty() || now < next_registers_ || (!keeper_ && registers_.empty()) || !may_vote()) return;
   next_registers_ = now + options_.again;
   for (NodeId node : uninformed_) {
     ManagerMessage& message = message_for(node);
@@ -260,7 +308,7 @@ void Keepership::plan(base::Time now) {
   if (now < next_plan_) return;
   next_plan_ = now + options_.again;
   struct Known {
-    bool lives, leaves, lost;
+    bool lives, leaves, lost;  // lives, and could be given registers
     base::Duration silent;
     std::uint32_t rack;
   };
@@ -268,7 +316,8 @@ void Keepership::plan(base::Time now) {
   for (const auto& [info, lives] : manager_.acquaintances(now)) {
     auto [since, fresh] = silent_since_.try_emplace(info->node, now);
     if (lives) since->second = now;
-    known[info->node] = {lives, info->leaving, info->lost_registers == config_, now - since->second, info->rack};
+    const bool unsure = info->lost_registers == kNotKnown;
+    known[info->node] = {lives && !unsure, info->leaving, info->lost_registers == config_, now - since->second, info->rack};
   }
   if (!keeper_ || known.empty()) return;
   std::vector<NodeId> stay, good;
@@ -353,6 +402,7 @@ Result<void> Keepership::keep_alone(std::uint64_t config, std::uint64_t random) 
   TRY(save(state, PartitionId{0}));
   keeper_.reset();
   uninformed_.clear();
+  finds_out_ = false;
   registers_ = std::move(state);
   config_ = made;
   keepers_ = alone;
@@ -363,6 +413,37 @@ Result<void> Keepership::keep_alone(std::uint64_t config, std::uint64_t random) 
     manager_.broadcast(PartitionId{p});
   }
   return vote();
+}
+
+Result<void> Keepership::distrust() {
+  if (failed_ || options_.defects.has(Defect::vote_from_old_copy)) return {};
+  finds_out_ = true;
+  answered_.clear();
+  next_question_ = {};
+  TRY(note_voted());
+  keeper_.reset();
+  vote_by_ = {};
+  asked_.clear();
+  gathered_.clear();
+  uninformed_.clear();
+  own_due_ = false;
+  if (store_ != nullptr) TRY(save(std::vector<Register>(count()), votes_in()));  // without a configuration that they are of they count for nothing
+  registers_.clear();
+  return {};
+}
+
+std::string Keepership::story() const {
+  std::ostringstream out;
+  out << "configuration " << config_ << " of";
+  for (NodeId one : keepers_) out << " " << static_cast<std::uint64_t>(one);
+  out << (keeper_ ? ", votes" : awaits_vote() ? ", looks around" : has_lost_registers() ? ", has lost its registers" : "");
+  if (finds_out_) out << ", does not know in what it voted";
+  if (voted_ != 0) out << ", voted in " << voted_;
+  if (failed_) out << ", failed";
+  if (!registers_.empty()) out << ", has registers of " << number(view_of(votes_in()).epoch);
+  for (const auto& [node, registers] : gathered_) out << ", gathered from " << static_cast<std::uint64_t>(node);
+  for (NodeId one : uninformed_) out << ", owes " << static_cast<std::uint64_t>(one);
+  return std::move(out).str();
 }
 
 Result<std::vector<KeeperSend>> Keepership::end_round(base::Time now, bool& again) {

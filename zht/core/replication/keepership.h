@@ -18,6 +18,11 @@
 // it did is noted elsewhere (`note_voted`). It tells so, and the others decide a configuration with it in it, for which they give it
 // theirs.
 //
+// A keeper whose folder is found to be an older copy (sightings.h) has lost its registers and cannot know in which configurations it voted. If
+// that was in one after the newest it hears of, a majority of the keepers of the one before knew of it. So it asks them, in this life, until
+// so many have answered that some of them must be in every such majority; up to there it may have voted, and in what is decided later it
+// has not. Until then it takes no registers, and answers nobody who asks the same: two older copies do not assure each other.
+//
 // The last resort, when a majority of the keepers is gone for good: a node begins a configuration of another *generation*, which
 // nobody has decided, and keeps alone (keep_alone()). Its number is higher than any that the lost ones can have decided, and so are
 // the epochs of its views; so whoever hears of both follows the new one. And a keeper that begins again asks all it knows who keeps
@@ -47,12 +52,21 @@ struct KeepershipOptions {
   std::optional<std::uint64_t> voted = 0;
   // Notes it durably, before the first vote. An error: it does not vote.
   std::function<Result<void>(std::uint64_t config)> note_voted;
+  // Whether this node's folder is known to be no older copy (sightings.h): it does not vote before. And whether the votes of that life
+  // of another count. Empty: always.
+  std::function<bool()> may_vote;
+  std::function<bool(NodeId node, std::uint64_t life)> trusts;
+  bool outdated = false;   // ... that it was found to be one, in an earlier life
+  std::uint64_t life = 0;  // this node's incarnation
   Defects defects;
   std::uint64_t seed = 1;
 };
 
 // Configurations of one generation are decided one after another; a higher one was begun as a last resort.
 inline constexpr std::uint64_t generation_of(std::uint64_t config) { return config >> 32; }
+
+// As NodeInfo::lost_registers: the node has lost them, and may have voted in later configurations than it knows.
+inline constexpr std::uint64_t kNotKnown = kLastNumber;
 
 // One thread. `manager` and what `open` returns outlive it.
 class Keepership {
@@ -78,6 +92,10 @@ class Keepership {
   // conflict: another configuration is known. unavailable: this node has not heard of every partition. io, corrupt: of the store.
   Result<void> keep_alone(std::uint64_t config, std::uint64_t random);
 
+  // This node's folder is an older copy: what it promised since is not in it. From now on, durably, it has lost its registers. Errors:
+  // of the store.
+  Result<void> distrust();
+
   // What is to be said after everything it rests on is durable; the rest goes into the manager's messages. Views that were
   // decided here are adopted by the manager and broadcast. `again`: something here may be news to the manager. An error: this
   // node can keep no more, ever.
@@ -90,8 +108,11 @@ class Keepership {
   bool keeps(NodeId node) const;
   bool votes() const { return keeper_ != nullptr; }
   // It is a keeper and cannot vote, for it does not have what it had promised: the others have to give it new registers.
-  bool has_lost_registers() const { return keeps(options_.self) && !keeper_ && !failed_ && !awaits_vote() && voted_ >= config_; }
+  bool has_lost_registers() const {
+    return keeps(options_.self) && !keeper_ && !failed_ && !awaits_vote() && (finds_out_ || voted_ >= config_);
+  }
   Keeper* keeper() { return keeper_.get(); }
+  std::string story() const;  // all that matters of its state, in a line, for people
   // Nothing that others still need of this node's registers would go with it.
   bool may_leave() const { return !keeps(options_.self) && uninformed_.size() * 2 < std::max<std::size_t>(keepers_.size(), 1); }
 
@@ -102,12 +123,20 @@ class Keepership {
   std::size_t count() const { return std::size_t{options_.partitions} + 3; }
   const View& view_of(PartitionId one) const { return registers_[static_cast<std::uint32_t>(one)].current; }
 
+  bool trusts(const ManagerMessage& message) const {
+    return !options_.trusts || options_.trusts(message.from, message.life) || options_.defects.has(Defect::vote_from_old_copy);
+  }
+  bool may_vote() const { return !options_.may_vote || options_.may_vote() || options_.defects.has(Defect::vote_from_old_copy); }
   bool awaits_vote() const { return vote_by_ != base::Time{}; }
   Result<void> save(const std::vector<Register>& registers, PartitionId from);  // and those after it
   ManagerMessage& message_for(NodeId node);
   Result<void> vote();
   void look_around(base::Time now);
+  void find_out(base::Time now);
+  void note_lost();
   Result<void> learn(std::uint64_t config, const std::vector<NodeId>& keepers);
+  Result<void> note_voted();
+  Result<void> take_in_own();
   Result<void> take_in(const ManagerMessage& message);
   void send_registers(base::Time now);
   void plan(base::Time now);
@@ -127,6 +156,9 @@ class Keepership {
   std::map<NodeId, base::Time> silent_since_;
   base::Time next_registers_{}, next_plan_{}, next_question_{};
   std::uint64_t voted_ = 0;
+  bool own_due_ = false;     // its own registers are to be taken in when it may vote
+  bool finds_out_ = false;   // it may have voted in later configurations than it knows; and who has answered since it knows this one
+  std::set<NodeId> answered_;
   // Before the first vote of this life: who has not said yet who keeps, and until when that is waited for (base::Time::max(): not
   // asked yet). The epoch of the clock: nothing is waited for.
   std::set<NodeId> asked_;

@@ -7,12 +7,23 @@
 // compare epochs and exchange what is newer, so that a settled cluster says next to nothing.
 #pragma once
 
+#include <optional>
+
 #include "novoht/base/random.h"
 #include "zht/core/replication/balancer.h"
 #include "zht/core/replication/keeper.h"
 #include "zht/core/replication/replicator.h"
 
 namespace zht::replication {
+
+// How far a node's data folder was seen to be (sightings.h).
+struct Sighting {
+  std::uint64_t incarnation = 0, mark = 0;
+  auto operator<=>(const Sighting&) const = default;
+};
+
+// Whether a node's folder is an older copy of itself, put back, as far as the node knows.
+enum class Folder : std::uint8_t { unknown, good, older, last = older };
 
 struct NodeInfo {
   NodeId node{0};
@@ -24,6 +35,7 @@ struct NodeInfo {
   std::string about;     // what else it tells of itself: the embedder's business
   bool stopping = false; // ends for a while: no place for a copy, and nothing shall be led there
   std::uint64_t lost_registers = 0;  // it should vote in this configuration of keepers, and has lost what it had promised
+  Sighting sighting;  // of its folder, durable; incarnation 0: none yet in this life
 };
 
 struct ManagerMessage {
@@ -43,6 +55,13 @@ struct ManagerMessage {
   std::vector<Register> install;
   bool installed = false;
   bool asks_keepers = false;  // to be told who the keepers are, also when that is not news
+  std::uint64_t answers = 0;  // ... which a life of the receiver has asked, and who knows it says: `config` is as new as any it knows
+  // sightings.h: the sender's incarnation (0: of a build that has none), what it remembers of the receiver's folder, the life of the
+  // receiver whose memory the sender has looked at, and what is known of the sender's folder.
+  std::uint64_t life = 0;
+  std::optional<Sighting> seen;
+  std::uint64_t checked = 0;
+  Folder folder = Folder::unknown;  // with either
 };
 
 struct ManagerOptions {

@@ -3,6 +3,7 @@
 // repeated or overtaken; nothing here relies on more than that it is whole.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -17,7 +18,7 @@ namespace zht::replication {
 struct Position {
   Epoch epoch{0};
   Version sequence = 0;  // 1 for the first entry; the version of every key the entry changed
-  bool operator==(const Position&) const = default;
+  auto operator<=>(const Position&) const = default;  // of two logs, that which ends later has what is committed in the other's
 };
 
 // One change: what a primary made of a request, already resolved, with what is remembered of the request. `payload` is
@@ -77,7 +78,7 @@ struct SnapshotAck {
   std::uint64_t next = 0;  // the piece it waits for
 };
 
-// Between restarted sync members of one view, when no other is left: who has the longest log?
+// Of a restarted sync member, to the others: may it come back with this log? Where all have restarted, who has the longest?
 struct Standing {
   PartitionId partition{0};
   std::uint64_t since = 0;  // the incarnation that began this log

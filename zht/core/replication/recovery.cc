@@ -16,7 +16,12 @@ Prognosis prognosis(const View& view, std::span<const CopyReport> reports, const
     made.known_commit = std::max({made.known_commit, one.commit, one.known_commit});
     if (one.whole && (!made.best || rank(reports[*made.best]) < rank(one))) made.best = i;
   }
-  bool leads = false, returns = false;
+  // A copy that has restarted does not come back where one of the others shows that it lacks something.
+  Position most;
+  for (Member one : view.sync)
+    for (const CopyReport& report : reports)
+      if (report.self.instance == one.instance && report.self.incarnation > one.incarnation) most = std::max(most, report.end);
+  bool leads = false, returns = false, longest = false;
   for (Member one : view.sync) {
     const auto found = std::find_if(reports.begin(), reports.end(), [&](const CopyReport& report) {
       return report.self.instance == one.instance && report.self.incarnation >= one.incarnation;
@@ -29,12 +34,14 @@ Prognosis prognosis(const View& view, std::span<const CopyReport> reports, const
     } else if (found->origin.since > one.incarnation) {
       made.emptied.push_back(one);
     } else {
-      returns = returns || one.incarnation >= found->origin.sure;
+      const bool lacks = found->end < most || found->end.epoch > view.epoch;
+      longest = longest || !lacks;
+      returns = returns || (one.incarnation >= found->origin.sure && !lacks);
       made.back.push_back(one);
     }
   }
   // All have restarted: the longest log among them leads (Change::recover).
-  const bool together = !made.back.empty() && made.back.size() + made.emptied.size() == view.sync.size();
+  const bool together = longest && made.back.size() + made.emptied.size() == view.sync.size();
   if (leads) made.outlook = Prognosis::Outlook::served;
   else if (returns || together) made.outlook = Prognosis::Outlook::returns;
   else if (!made.awaited.empty()) made.outlook = Prognosis::Outlook::waits;

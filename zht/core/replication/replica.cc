@@ -233,6 +233,7 @@ void Replica::adopt(const View& view) {
   vouched_.clear();
   verified_ = acked_ = 0;
   ack_due_ = false;
+  next_standing_ = {};
   wish_ = {};
   wish_sent_ = full_ = false;
   // Whoever counts was a learner first, or told to take over; so this is durable before it counts, see make_durable().
@@ -808,6 +809,9 @@ Result<void> Replica::take_over(Epoch epoch, Position end) {
   if (epoch != view_.epoch) return fail(Code::conflict, "its view is of epoch ", number(view_.epoch), ", not ", number(epoch));
   if (role() == Role::primary || role() == Role::sync) return fail(Code::invalid, "it is synchronous: it may lead without that");
   if (import_) return fail(Code::invalid, "its copy is not whole");
+  if (end_.epoch > view_.epoch)
+    return fail(Code::conflict, "its log has entries of epoch ", number(end_.epoch), ", and the newest view is of epoch ", number(view_.epoch),
+                ": the keepers' folders are older copies");
   if (end != end_) return fail(Code::conflict, "its log ends with entry ", end_.sequence, " of epoch ", number(end_.epoch));
   if (!next_view(view_, {Kind::abandon, view_.epoch, self, self, {}})) return fail(Code::conflict, "a later life of it is in the view");
   // It was perhaps never taken in; and what it has must not go with the last second.
@@ -849,51 +853,6 @@ void Replica::excuse(base::Duration time) {
   const base::Time now = host_.now();
   adopted_at_ = std::min(now, adopted_at_ + time);
   for (auto& [peer, follower] : followers_) follower.since = std::min(now, follower.since + time);
-}
-
-void Replica::tick_stranger() {
-  const Member self = host_.self();
-  const auto old = member_at(view_, self.instance);
-  if (!old || old->incarnation >= self.incarnation) return;
-  if (old->incarnation >= origin_.sure) propose({Kind::rejoin, view_.epoch, self, self});
-  else if (in_sync(view_, *old)) recover_together();
-}
-
-void Replica::on_standing(Member from, const Standing& standing) {
-  Alive& alive = standings_[from.instance];
-  if (from.incarnation >= alive.member.incarnation) alive = {from, standing, host_.now()};
-}
-
-// Every sync member has restarted, and none is sure to have all that was acknowledged: who has the longest log has it.
-void Replica::recover_together() {
-  const base::Time now = host_.now();
-  const Member self = host_.self();
-  if (now >= next_standing_) {
-    next_standing_ = now + 2 * host_.timing().retry;
-    for (Member one : view_.sync)
-      if (one.instance != self.instance)
-        host_.message_to(one.instance).standings.push_back({partition_, origin_.since, end_});
-  }
-  Change change{Kind::recover, view_.epoch, self, self, {}};
-  bool mine = false, longest = true;
-  for (Member one : view_.sync) {
-    if (one.instance == self.instance) {
-      mine = one.incarnation >= origin_.since && !import_;
-      change.group.push_back(self);
-      continue;
-    }
-    const auto found = standings_.find(one.instance);
-    if (found == standings_.end()) return;
-    const Alive& other = found->second;
-    if (other.member.incarnation <= one.incarnation || now - other.at > 4 * host_.timing().drop) return;
-    change.group.push_back(other.member);
-    if (one.incarnation < other.standing.since) continue;  // it has lost that log
-    const auto rank = [](const Position& end, InstanceId instance) {
-      return std::tuple(end.epoch, end.sequence, ~static_cast<std::uint32_t>(instance));
-    };
-    longest = longest && rank(other.standing.end, other.member.instance) < rank(end_, self.instance);
-  }
-  if (mine && longest) propose(change);
 }
 
 void Replica::add_to(Figures& figures) const {

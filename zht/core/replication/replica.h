@@ -128,6 +128,7 @@ class ReplicaHost {
   virtual base::Duration leisure(Member peer) = 0;
   virtual base::Time last_beacon() const = 0;            // the last stamp given out
   virtual void want_beacon() = 0;                        // one at the end of this round
+  virtual bool may_vouch() const = 0;                    // those who would know it say that this folder is no older copy
   virtual TailBytes& tails() = 0;
   virtual bool may_send_piece() = 0;                     // of a snapshot, in this round; else in a later one
   virtual void propose(PartitionId partition, const Change& change) = 0;
@@ -234,6 +235,7 @@ class Replica {
   void ask_whether_needed();
   bool is_vouched() const;
   void on_view_of(Member from, const View& view);  // `from` has told that it knows `view`
+  void distrust();  // what the store says of its lives has changed
   void forget();  // the host has thrown it away (a stranger's only); its log is taken up anew
   // Lets go of committed entries in memory until `most` bytes are left; `wanted`: even those that a follower still lacks, which is then
   // sent the partition whole.
@@ -335,7 +337,9 @@ class Replica {
   void tick_primary();
   bool rests_as_primary() const;
   void tick_stranger();
-  void recover_together();
+  void ask_to_settle();
+  void come_back(Member old);
+  void weigh(Member from, const Standing& standing);
   void want(Change::Kind kind, Member target, std::size_t copies = 0);
   bool is_ready(Member peer) const;  // attached, heard of late, and a round from the end at most
   bool has_room(Member peer) const;  // as far as was told

@@ -87,6 +87,10 @@ Result<void> Replicator::take_over(PartitionId partition, const View& view, Epoc
   return replica.take_over(epoch, end);
 }
 
+void Replicator::distrust() {
+  for (PartitionId partition : partitions_) get(partition).distrust();
+}
+
 Figures Replicator::figures() const {
   Figures figures;
   for (PartitionId partition : partitions_) replicas_[static_cast<std::uint32_t>(partition)].replica->add_to(figures);

@@ -78,6 +78,11 @@ class Replicator final : public ReplicaHost {
   Figures figures() const;
   TailBytes& tails() override { return tails_; }
 
+  // Whether this instance may speak for what its earlier lives acknowledged where nobody is left who knows it: not before those who
+  // would know have said that its folder is no older copy (sightings.h).
+  void set_may_vouch(bool may) { may_vouch_ = may; }
+  void distrust();  // it is one, and the store says so now
+
   // `wall` is only for what keys' times to live are counted in.
   void begin(base::Time now, base::WallTime wall = {}) {
     now_ = std::max(now_, now);
@@ -128,6 +133,7 @@ class Replicator final : public ReplicaHost {
   base::Time last_beacon() const override { return last_beacon_; }
   void want_beacon() override { beacon_wanted_ = true; }
   // Requests wait while pieces are read here and written there: dozens of snapshots at once go on in turn, a piece a round.
+  bool may_vouch() const override { return may_vouch_; }
   bool may_send_piece() override { return !std::exchange(piece_sent_, true); }
   void propose(PartitionId partition, const Change& change) override { wishes_.push_back({partition, change}); }
   std::span<const Candidate> candidates() const override { return candidates_; }
@@ -200,7 +206,7 @@ class Replicator final : public ReplicaHost {
   int mistakes_ = 0;
   base::Time mistaken_at_{};
   std::uint64_t serial_ = 0, looks_ = 0;
-  bool beacon_wanted_ = false, failed_ = false, piece_sent_ = false, stamped_ = false, answer_due_ = false;
+  bool beacon_wanted_ = false, failed_ = false, piece_sent_ = false, stamped_ = false, answer_due_ = false, may_vouch_ = true;
 };
 
 }  // namespace zht::replication

@@ -12,6 +12,7 @@ bool Replica::rests() const {
     case Role::learner: return !(import_ && import_->leads_to) && !broken(Defect::promote_learner_blindly);
     case Role::sync: return true;
     case Role::stranger: {
+      if (end_.epoch > view_.epoch && view_.epoch != Epoch{0}) return false;
       const auto old = member_at(view_, host_.self().instance);
       return !old || old->incarnation >= host_.self().incarnation;
     }

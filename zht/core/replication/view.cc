@@ -80,6 +80,7 @@ std::string_view name_of(Change::Kind kind) {
     case Change::Kind::enrol: return "enrol";
     case Change::Kind::keepers: return "keepers";
     case Change::Kind::abandon: return "abandon";
+    case Change::Kind::settle: return "settle";
   }
   return "unknown";
 }
@@ -93,6 +94,7 @@ std::optional<View> next_view(const View& view, const Change& change, Defects de
   switch (change.kind) {
     case Kind::none:
     case Kind::enrol:
+    case Kind::settle:
     case Kind::keepers: return {};
     case Kind::promote:
       if (defects.has(Defect::promote_learner_blindly) && contains(view.learners, change.who)) {

@@ -67,7 +67,8 @@ struct Change {
     keepers,          // of the register of who keeps alone (keepership.h): from now on the nodes `group`.incarnation
     abandon,          // `who`, which is not synchronous, goes on with what it has: nobody who is will ever lead again, says a
                       // person. What they alone had is lost; they are strangers when they return after all
-    last = abandon
+    settle,           // changes nothing: what some keepers have accepted for the next epoch is decided by all, if it may have been
+    last = settle
   };
   Kind kind = Kind::none;
   Epoch base{0};  // the epoch it applies to: compare and swap
