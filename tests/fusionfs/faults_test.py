@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """What goes wrong around a mount: full disks, damage, killed nodes and mounts, a store that does not answer."""
+import contextlib
 import errno
 import os
 import random
@@ -198,8 +199,12 @@ class Faults(unittest.TestCase):
 
     def test_a_mount_killed_with_dirty_files_loses_nothing_synced(self):
         mount = self.box.mount()
+        held = []  # not closed, for that would commit them too
         for number in range(20):
             write(os.path.join(mount, f"synced{number}"), 10_000 * number, b"s", sync=True)
+            held.append(os.open(os.path.join(mount, f"held{number}"), os.O_RDWR | os.O_CREAT))
+            os.write(held[-1], b"h" * 10_000 * number)
+            os.fsync(held[-1])
         writer = self.box.start(sys.executable, "-c", """
 import os, sys
 number = 0
@@ -219,10 +224,14 @@ while True:
         writer.wait(60)  # its next call fails
         self.assertNotEqual(writer.returncode, 0)
         harness.wait_for(lambda: not harness.alive(pid), "the end of the mount")
+        for file in held:
+            with contextlib.suppress(OSError):
+                os.close(file)
         mount = self.box.mount()  # takes the dead one away
         for number in range(20):
-            with open(os.path.join(mount, f"synced{number}"), "rb") as file:
-                self.assertEqual(file.read(), b"s" * 10_000 * number)
+            for name in ("synced", "held"):
+                with open(os.path.join(mount, f"{name}{number}"), "rb") as file:
+                    self.assertEqual(file.read(), name[:1].encode() * 10_000 * number, f"{name}{number}")
         for name in os.listdir(mount):
             if name.startswith("dirty"):
                 with open(os.path.join(mount, name), "r+b") as file:
