@@ -139,6 +139,8 @@ class Crash(unittest.TestCase):
             for number in range(rounds(12, 200)):
                 pid = harness.wait_for(box.node_pid, "a running node")
                 self.assertEqual(pipe.ask(op="lookup", key="begun", timeout_ms=harness.DEADLINE * 1000)["status"], "ok")
+                for before in range(number % 3):  # no two rounds write equally often
+                    self.assertEqual(pipe.ask(op="append", key=f"before{before}", value=".")["status"], "ok")
                 answer = pipe.ask(op="insert", key=f"k{number}", value=str(number))
                 os.kill(pid, signal.SIGKILL)
                 self.assertEqual(answer["status"], "ok")

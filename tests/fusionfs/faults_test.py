@@ -199,12 +199,8 @@ class Faults(unittest.TestCase):
 
     def test_a_mount_killed_with_dirty_files_loses_nothing_synced(self):
         mount = self.box.mount()
-        held = []  # not closed, for that would commit them too
         for number in range(20):
             write(os.path.join(mount, f"synced{number}"), 10_000 * number, b"s", sync=True)
-            held.append(os.open(os.path.join(mount, f"held{number}"), os.O_RDWR | os.O_CREAT))
-            os.write(held[-1], b"h" * 10_000 * number)
-            os.fsync(held[-1])
         writer = self.box.start(sys.executable, "-c", """
 import os, sys
 number = 0
@@ -220,6 +216,11 @@ while True:
         self.addCleanup(writer.kill)
         writer.stdout.readline()
         pid = pid_of_mount(self.box, mount)
+        held = []  # not closed, not by a child either, for that would commit them too
+        for number in range(20):
+            held.append(os.open(os.path.join(mount, f"held{number}"), os.O_RDWR | os.O_CREAT))
+            os.write(held[-1], b"h" * 10_000 * number)
+            os.fsync(held[-1])
         os.kill(pid, signal.SIGKILL)
         writer.wait(60)  # its next call fails
         self.assertNotEqual(writer.returncode, 0)
