@@ -209,7 +209,8 @@ class Sandbox:
 
     def mount(self, name="mnt", *options):
         point = self.path(name)
-        os.makedirs(point, exist_ok=True)
+        if not self.mounted(point):  # one whose mount has died is there, and cannot be looked at
+            os.makedirs(point, exist_ok=True)
         self.mounts.append(point)
         self.run("fusionfs", "mount", *options, point)
         wait_for(lambda: self.mounted(point), f"a mount at {point}")
