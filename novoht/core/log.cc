@@ -263,8 +263,12 @@ Result<void> Log::begin_segment(std::size_t record_size, bool small) {
 Result<void> Log::flush() {
   if (failed_) return failure_;
   if (pending_size_ == 0) return {};
-  if constexpr (base::kMutant == base::Mutant::write_late)
-    if (flushes_++ % 2 == 0 && pending_size_ < kFlushAt) return {};
+  if constexpr (base::kMutant == base::Mutant::write_late) {
+    static thread_local Position seen = 0;
+    static thread_local unsigned rounds = 0;  // that brought something
+    rounds += std::exchange(seen, position_) != position_;
+    if (rounds % 2 == 1 && pending_size_ < kFlushAt) return {};
+  }
   const Segment& segment = segments_.back();
   std::size_t size = pending_size_;
   if (segment.reused) {
