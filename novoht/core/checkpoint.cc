@@ -224,8 +224,8 @@ class Reader {
       const auto end = block.kind == BlockKind::end ? parse_checkpoint_end(block.payload) : std::nullopt;
       if (!end || end->entries != entries_) return damaged("a checkpoint's end that does not fit");
       // Records before the header's position are not looked at: beyond the log's end that would be all that is written from now on.
-      if (end->position < whole_.header.position || end->version < whole_.header.version)
-        return damaged("a checkpoint that ended before it was begun");
+      // (The end's version may well be lower: the table was taken back meanwhile.)
+      if (end->position < whole_.header.position) return damaged("a checkpoint that ended before it was begun");
       if (at_ + block.size != file_->size()) return damaged("bytes beyond the end");
       whole_.end = *end;
       whole_.size = file_->size();

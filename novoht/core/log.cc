@@ -4,6 +4,7 @@
 #include <bit>
 #include <chrono>
 #include <thread>
+#include <utility>
 
 #include "novoht/base/mutant.h"
 
