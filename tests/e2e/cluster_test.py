@@ -63,6 +63,10 @@ class Cluster:
             node.start()
         self.use()
         self.wait_until_safe()
+        # Each can say where the others are, also when those have died.
+        for node in self.nodes:
+            wait_for(lambda node=node: sum(one["address"] != "" for one in box.json(
+                "zht", "status", "--json", "--cluster", node.address)["cluster"]["nodes"]) == count, "addresses", SLOW)
 
     def use(self):
         self.box.environment["ZHT_CLUSTER"] = ",".join(node.address for node in self.nodes)
@@ -228,9 +232,6 @@ class ClusterTest(ClusterCase):
     def test_the_logs_tell_the_story_of_a_failover_in_order(self):
         self.cluster = cluster = Cluster(self.box, 3)
         wait_for(lambda: min(one["leads"] for one in cluster.status()["nodes"]) > 0, "something to lead for each node", SLOW)
-        for node in cluster.nodes:  # each can say where the others were
-            wait_for(lambda node=node: all(one["address"] for one in self.box.json(
-                "zht", "status", "--json", "--cluster", node.address)["cluster"]["nodes"]), "addresses", SLOW)
         victim, number = cluster.nodes[0], 1
         old = f"{1024 * (number - 1)}."  # its instances, in whatever life
 
