@@ -1,5 +1,6 @@
 // Keeps the log short: tables are written to checkpoints, the one that holds on to the oldest record first, a slice at a time,
-// and segments that nobody needs any more go. Entries are taken on the caller's thread; writing and syncing are done beside it.
+// and segments of which no record is needed any more are dropped. Entries are taken on the caller's thread; writing and syncing
+// are done by another.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +41,7 @@ class Checkpointing {
   // Every table that has changed has a checkpoint, and the log is as short as can be, when this returns. Errors: io, no_space.
   Result<void> compact();
   void note_failure(const base::Error& error);
-  // Makes the next segment ready. Without room for it all the rest is more urgent: it is what makes room.
+  // Makes the next segment ready. Without room for it housekeeping is all the more urgent, for it makes room.
   Result<void> prepare_segment();
   bool starved() const { return starved_; }  // there was no room
   bool idle() const { return checkpoint_ == nullptr && !background_.running(); }
@@ -51,7 +52,7 @@ class Checkpointing {
   // Bytes: a log longer than this is shortened.
   std::uint64_t log_bound() const;
 
-  // What exports and tails have still to read stays.
+  // Records from here on stay, for an export or a tail has still to read them.
   void hold(Position position) { held_.insert(position); }
   void let_go(Position position) {
     held_.erase(held_.find(position));
@@ -77,13 +78,13 @@ class Checkpointing {
     trim_due_ = true;
   }
 
-  // The background's work. Its failure is told once, to whoever takes it.
+  // The background's work. Its failure is told once, by the call that takes its outcome.
   bool working() const { return background_.running(); }
   bool syncing() const { return background_.running() && background_is_ != Work::slice; }
   bool wait_until_done(std::chrono::steady_clock::time_point until) const { return background_.wait_until_done(until); }
   void wait_until_done() const { background_.wait_until_done(); }
   Result<void> wait();
-  bool take_if_done();  // false: it goes on. A failing one is not the caller's matter.
+  bool take_if_done();  // false: the work goes on. Its outcome is not told.
 
   std::uint64_t taken() const { return taken_; }  // bytes of checkpoints, since open
   std::uint64_t checkpoints() const { return checkpoints_; }

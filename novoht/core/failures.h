@@ -1,4 +1,4 @@
-// What went wrong in housekeeping, and when to try again: a full disk is not tried again at every call, the pauses double.
+// Housekeeping's failures, and when to try again: a full disk is not tried at every call, the pauses double.
 #pragma once
 
 #include <algorithm>

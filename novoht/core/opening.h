@@ -1,4 +1,4 @@
-// What a store's folder holds is read into its tables: their checkpoints, and then the log.
+// Opening reads a store's folder into its tables: first their checkpoints, then the log.
 #pragma once
 
 #include <cstdint>

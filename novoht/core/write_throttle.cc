@@ -13,15 +13,15 @@ std::uint64_t WriteThrottle::wanted(std::size_t record_size) const {
   return std::max({checkpointing_.log_bound(), options_.log_per_table * checkpointing_.extent().tables, 4 * log_.largest_segment(record_size)});
 }
 
-// And this is the most it may be, whatever the speed of who writes.
+// And this is the most it may be, however fast writers are.
 std::uint64_t WriteThrottle::most(std::size_t record_size) const {
   const std::uint64_t wanted = this->wanted(record_size);
   return wanted > UINT64_MAX / 4 ? UINT64_MAX : 2 * (wanted + log_.largest_segment(record_size));
 }
 
-// Before a record is written. While the log is longer than wanted by more than a quarter, who writes takes checkpoints: for each
+// Before a record is written. While the log is longer than wanted by more than a quarter, a writer takes checkpoints: for each
 // byte as many as let all tables be taken twice before the log is as long as it may be, a slice at a time. When these are taken
-// and the disk has not got them yet, it is the disk's pace that counts: from kSlowFrom of the way on who writes waits for it,
+// and the disk has not got them yet, it is the disk's pace that counts: from kSlowFrom of the way on a writer waits for it,
 // for each byte the longer the nearer the end is, in pieces of about 20 us so that none waits long; at the end, until there is room.
 void WriteThrottle::before_record(std::size_t record_size) {
   const Position position = log_.position();

@@ -1,4 +1,4 @@
-// What writers do of the housekeeping, so that the log is never longer than it may be, whatever the speed of who writes.
+// The share of housekeeping that writers do themselves, so that the log keeps its bound however fast they write.
 #pragma once
 
 #include <algorithm>

@@ -46,6 +46,9 @@ struct SightingsTest : testing::Test {
     all[n].sightings.reset();
     all[n].manager.reset();
   }
+  void stop_all() {
+    for (std::uint64_t n = 1; n <= 3; n++) stop(n);
+  }
   void run(base::Duration time) {
     for (base::Duration passed{}; passed < time; passed += 10ms) {
       now += 10ms;
@@ -126,7 +129,7 @@ TEST_F(SightingsTest, WhoBeginsAgainWhileAMajorityRunsIsConfirmedAfterOneRoundTr
 TEST_F(SightingsTest, AnOlderCopyConfirmsNobodyUntilItsKeeperVotesAgain) {
   const std::string copy = all[1].disk;
   run(4s);
-  for (std::uint64_t n = 1; n <= 3; n++) stop(n);
+  stop_all();
   all[1].disk = copy;
   start(1);
   start(2);
@@ -153,7 +156,7 @@ TEST_F(SightingsTest, TwoOlderCopiesDoNotConfirmEachOther) {
     copies[n] = all[n].disk;
     run(4s);
   }
-  for (std::uint64_t n = 1; n <= 3; n++) stop(n);
+  stop_all();
   for (std::uint64_t n = 1; n <= 3; n++) all[n].disk = copies[n];
   start(1);
   start(2);
@@ -167,7 +170,7 @@ TEST_F(SightingsTest, TwoOlderCopiesDoNotConfirmEachOther) {
 
 // All have restarted, and one does not come back: nobody's folder is known to be good, and still two of three may go on.
 TEST_F(SightingsTest, AMajorityThatRestartedIsConfirmedWithoutTheRestAfterAWhile) {
-  for (std::uint64_t n = 1; n <= 3; n++) stop(n);
+  stop_all();
   start(2);
   start(3);
   run(500ms);
@@ -178,7 +181,7 @@ TEST_F(SightingsTest, AMajorityThatRestartedIsConfirmedWithoutTheRestAfterAWhile
 }
 
 TEST_F(SightingsTest, WhoIsAloneOfThreeIsNotConfirmed) {
-  for (std::uint64_t n = 1; n <= 3; n++) stop(n);
+  stop_all();
   start(1);
   run(5s);
   EXPECT_EQ(verdict(1), Verdict::waits);
@@ -193,7 +196,7 @@ TEST_F(SightingsTest, OfThreeThatArePutBackToDifferentTimesOneCannotBeToldApart)
     copies[n] = all[n].disk;
     run(4s);
   }
-  for (std::uint64_t n = 1; n <= 3; n++) stop(n);
+  stop_all();
   for (std::uint64_t n = 1; n <= 3; n++) {
     all[n].disk = copies[n];
     start(n);
@@ -208,7 +211,7 @@ TEST_F(SightingsTest, OfThreeThatArePutBackToDifferentTimesOneCannotBeToldApart)
 TEST_F(SightingsTest, NobodysVoteCountsBeforeItHasLookedAtWhatTheOtherRemembers) {
   const std::string copy = all[2].disk;
   run(4s);
-  for (std::uint64_t n = 1; n <= 3; n++) stop(n);
+  stop_all();
   all[2].disk = copy;
   all[1].disk.clear();
   start(2);
